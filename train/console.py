@@ -1,0 +1,61 @@
+"""How things are said: notes on standard error, results on standard output, errors with a fix and an exit code."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+
+from rich.console import Console
+from rich.table import Table
+
+notes = Console(stderr=True, markup=False, highlight=False, emoji=False, soft_wrap=True)
+results = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+class Exit(IntEnum):
+    """What the process's exit status means to whoever started it."""
+
+    DONE = 0
+    SETTINGS = 2
+    MACHINE = 3
+    MEMORY = 4
+    NOT_PUSHED = 5
+    DIVERGED = 6
+    STOPPED = 75
+
+
+class Refusal(Exception):
+    """The run cannot go on: what happened, what to change, and the exit code that says which kind it is."""
+
+    def __init__(self, what: str, fix: str, code: Exit = Exit.SETTINGS):
+        super().__init__(f"{what}\n{fix}")
+        self.what, self.fix, self.code = what, fix, code
+
+
+def say(text: str) -> None:
+    """A line about what the program does or decided."""
+    notes.print(text)
+
+
+def warn(text: str) -> None:
+    """A line about something the user may want to change; the run goes on."""
+    notes.print(f"warning: {text}", style="yellow")
+
+
+def refuse(refusal: Refusal) -> None:
+    """Print why the run ends and the way out."""
+    notes.print(f"error: {refusal.what}", style="bold red")
+    notes.print(f"fix: {refusal.fix}")
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+    """Print a table as a result."""
+    grid = Table(*headers, title=title, title_justify="left", show_lines=False)
+    for row in rows:
+        grid.add_row(*row)
+    # A pipe has no width of its own, and a narrow default would cut the cells.
+    results.print(grid, soft_wrap=False, width=results.width if results.is_terminal else 120)
+
+
+def has_terminal() -> bool:
+    """Whether someone watches: bars are drawn only then."""
+    return sys.stderr.isatty()

@@ -1,0 +1,99 @@
+"""Is this machine, this output folder, this tracker fit for this run? Each check says what it found, or refuses."""
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from train import data, model
+from train.config import Config
+from train.console import Exit, Refusal
+from train.record import driver_version
+
+# A checkpoint of the adapter with its optimizer stays far below this.
+LEAST_FREE_BYTES = 2 * 2**30
+
+
+def machine(config: Config) -> str:
+    """The GPU, or the CPU where the user asked for it by name."""
+    if torch.cuda.is_available():
+        total = torch.cuda.get_device_properties(0).total_memory / 2**30
+        others = torch.cuda.device_count() - 1
+        idle = f"; {others} more visible and idle" if others else ""
+        return f"{torch.cuda.get_device_name()}, {total:.1f} GiB, driver {driver_version()}{idle}"
+    if config.allow_cpu:
+        return f"CPU with {torch.get_num_threads()} threads, as ALLOW_CPU=true allows"
+    if driver := driver_version():
+        what = f"the NVIDIA driver {driver} is too old for this build (CUDA {torch.version.cuda})"
+        raise Refusal(what, "take a host with driver 580 or newer", Exit.MACHINE)
+    raise Refusal(
+        "there is no GPU to be seen",
+        "in a container add --gpus all; to train on the CPU all the same, set ALLOW_CPU=true",
+        Exit.MACHINE,
+    )
+
+
+def arithmetic(config: Config) -> str:
+    """The type that is computed in."""
+    dtype, reason = model.compute_dtype(config)
+    return f"{dtype} ({reason})"
+
+
+def output(config: Config) -> str:
+    """The output folder can be written and has room."""
+    folder = Path(config.output_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise Refusal(
+            f"OUTPUT_DIR={folder} cannot be written by user {os.getuid()}: {error.strerror}",
+            "set OUTPUT_DIR to a folder of this user, or change its owner",
+            Exit.MACHINE,
+        ) from error
+    free = shutil.disk_usage(folder).free
+    if free < LEAST_FREE_BYTES:
+        raise Refusal(f"only {free / 2**30:.1f} GiB are free in {folder}", "free at least 2 GiB", Exit.MACHINE)
+    return f"{folder}, {free / 2**30:.0f} GiB free"
+
+
+def trackers(config: Config) -> str:
+    """Every tracker asked for is installed and has its key."""
+    wanted = [name for name in config.report_to if name != "none"]
+    for name in wanted:
+        if importlib.util.find_spec(name) is None:
+            raise Refusal(f"REPORT_TO={name}, but its package is not here", f"install {name}, or set REPORT_TO=none")
+    offline = os.environ.get("WANDB_MODE") in ("offline", "disabled")
+    if "wandb" in wanted and not (config.wandb_api_key or offline):
+        raise Refusal("REPORT_TO=wandb needs WANDB_API_KEY", "set WANDB_API_KEY, or WANDB_MODE=offline")
+    return ", ".join(wanted) or "none"
+
+
+def dataset(config: Config) -> str:
+    """The rows can be read and have a known shape."""
+    rows = data.load(config.dataset, config.split, config.dataset_config, config.dataset_revision)
+    shape, _ = data.shaper(rows.column_names)
+    return f"{config.dataset}, {config.split}: {len(rows):,} rows of {shape}"
+
+
+def base_model(config: Config) -> str:
+    """The model's configuration and tokenizer can be read and have the target layers; no weights are loaded."""
+    architecture = model.load_model_config(config)
+    model.load_tokenizer(config)
+    model.check_targets(config, architecture)
+    return f"{config.model_id}, {architecture.model_type}"
+
+
+CHECKS: dict[str, Callable[[Config], str]] = {
+    "machine": machine,
+    "arithmetic": arithmetic,
+    "output": output,
+    "trackers": trackers,
+    "dataset": dataset,
+    "model": base_model,
+}

@@ -1,0 +1,138 @@
+"""Work an adapter into the base's 16-bit weights, one tensor at a time, so that no whole model is ever in memory.
+
+The arithmetic is PEFT's own: each target layer is rebuilt alone, merged by PEFT and written out.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from peft import LoraConfig
+from peft.tuners.lora import Linear
+from rich.progress import track
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from train import model
+from train.config import Config
+from train.console import Refusal, has_terminal, notes, say
+from train.record import follow_umask
+
+PREFIX = "base_model.model."
+SHARD_BYTES = 2 * 2**30
+
+
+def merge(config: Config, adapter: str, out: Path) -> None:
+    """Write base plus adapter as an ordinary bf16 model folder.
+
+    Args:
+        adapter: folder with adapter_config.json; its base model is read, as a folder or from the Hub.
+        out: a folder that does not exist yet.
+
+    Raises:
+        Refusal: no adapter, `out` exists, or the adapter trains something a tensor-wise merge cannot place.
+    """
+    described = model.base_of(adapter)
+    if out.exists():
+        raise Refusal(f"{out} exists already", "give --out a folder that does not exist yet")
+    assert isinstance(described, LoraConfig)
+    base = _base_folder(str(described.base_model_name_or_path), described.revision)
+    layers = _layers(Path(adapter))
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+
+    names = _tensor_files(base)
+    if strangers := [layer for layer in layers if f"{layer}.weight" not in names]:
+        raise Refusal(f"the base has no weight for {strangers[0]}", "merge with PEFT's merge_and_unload instead")
+    _write(partial, names, layers, described)
+    for file in [*base.glob("*.json"), *base.glob("*.jinja"), *base.glob("*.model"), *Path(adapter).glob("*")]:
+        if file.is_file() and not file.name.startswith(("adapter_", "model.safetensors")) and file.suffix != ".md":
+            shutil.copyfile(file, partial / file.name)  # the adapter's tokenizer and template stand above the base's
+    description = json.loads((partial / "config.json").read_text(encoding="utf-8")) | {"dtype": "bfloat16"}
+    (partial / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    follow_umask(partial)
+    partial.rename(out)
+    say(f"{len(layers)} layers merged in bf16: {out}")
+
+
+def _base_folder(name: str, revision: str | None) -> Path:
+    path = Path(name)
+    if not path.is_dir():
+        path = Path(snapshot_download(name, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+    if not list(path.glob("*.safetensors")):
+        raise Refusal(f"{name} has no safetensors weights", "use a base model that ships them; pickles are not loaded")
+    return path
+
+
+def _tensor_files(base: Path) -> dict[str, Path]:
+    """Tensor name to the file that holds it, in the files' order."""
+    found = {}
+    for file in sorted(base.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            found.update(dict.fromkeys(tensors.keys(), file))
+    return found
+
+
+def _layers(adapter: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """Layer name to its adapter tensors: lora_A [r, in], lora_B [out, r] and, with DoRA, a magnitude [out]."""
+    layers: dict[str, dict[str, torch.Tensor]] = {}
+    with safe_open(adapter / "adapter_model.safetensors", framework="pt") as tensors:
+        for key in tensors.keys():  # noqa: SIM118 - a safetensors handle is no mapping
+            layer, _, part = key.removeprefix(PREFIX).partition(".lora_")
+            if part.removesuffix(".weight") not in ("A", "B", "magnitude_vector"):
+                raise Refusal(
+                    f"the adapter trains {key}, which is no LoRA matrix", "merge with PEFT's merge_and_unload"
+                )
+            layers.setdefault(layer, {})[part.removesuffix(".weight")] = tensors.get_tensor(key)
+    return layers
+
+
+def _merged(weight: torch.Tensor, parts: dict[str, torch.Tensor], config: LoraConfig) -> torch.Tensor:
+    """A layer's weight [out, in] with its adapter worked in."""
+    out_features, in_features = weight.shape
+    plain = torch.nn.Linear(in_features, out_features, bias=False, dtype=weight.dtype)
+    plain.weight.data = weight
+    layer = Linear(plain, "default", config, r=config.r, lora_alpha=config.lora_alpha)
+    layer.lora_A["default"].weight.data = parts["A"]
+    layer.lora_B["default"].weight.data = parts["B"]
+    if "magnitude_vector" in parts:
+        layer.lora_magnitude_vector["default"].weight.data = parts["magnitude_vector"]
+    layer.merge()
+    return plain.weight.data
+
+
+def _write(
+    folder: Path, names: dict[str, Path], layers: dict[str, dict[str, torch.Tensor]], config: LoraConfig
+) -> None:
+    index: dict[str, str] = {}
+    total = 0
+    for number, shard in enumerate(_shards(names, layers, config), start=1):
+        file = f"model-{number:05d}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        index.update(dict.fromkeys(shard, file))
+        total += sum(tensor.nbytes for tensor in shard.values())
+    content = {"metadata": {"total_size": total}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _shards(
+    names: dict[str, Path], layers: dict[str, dict[str, torch.Tensor]], config: LoraConfig
+) -> Iterator[dict[str, torch.Tensor]]:
+    """All tensors of the merged model in groups of at most SHARD_BYTES (or one tensor)."""
+    shard: dict[str, torch.Tensor] = {}
+    for name, file in track(names.items(), "merging", console=notes, disable=not has_terminal()):
+        with safe_open(file, framework="pt") as tensors:
+            tensor = tensors.get_tensor(name)
+        if tensor.is_floating_point():
+            tensor = tensor.to(torch.bfloat16)
+        if (layer := name.removesuffix(".weight")) in layers:
+            tensor = _merged(tensor, layers[layer], config)
+        if shard and sum(t.nbytes for t in shard.values()) + tensor.nbytes > SHARD_BYTES:
+            yield shard
+            shard = {}
+        shard[name] = tensor
+    yield shard

@@ -1,0 +1,197 @@
+"""Tokenizer, 4-bit base and LoRA adapter; loading an adapter back and generating with it."""
+
+from pathlib import Path
+from typing import Any
+
+import bitsandbytes as bnb
+import torch
+from huggingface_hub.errors import HfHubHTTPError
+from peft import LoraConfig, PeftConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.pytorch_utils import Conv1D
+
+from train.config import Config
+from train.console import Exit, Refusal
+
+# The oldest NVIDIA generation with bf16 arithmetic is Ampere.
+BF16_CAPABILITY = (8, 0)
+
+
+def device() -> torch.device:
+    """Where the run happens: the first visible GPU, else the CPU."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def compute_dtype(config: Config) -> tuple[torch.dtype, str]:
+    """Type of the arithmetic, and why.
+
+    Raises:
+        Refusal: bfloat16 asked of a GPU without it, or float16 of a CPU.
+    """
+    on_gpu = device().type == "cuda"
+    if on_gpu:
+        has_bf16 = torch.cuda.get_device_capability() >= BF16_CAPABILITY
+        machine = "{} (compute capability {}.{})".format(
+            torch.cuda.get_device_name(), *torch.cuda.get_device_capability()
+        )
+    else:
+        has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        machine = "this CPU"
+    wanted = config.bnb_4bit_compute_dtype
+    if wanted == "auto":
+        fallback = torch.float16 if on_gpu else torch.float32
+        return (
+            (torch.bfloat16, f"auto: {machine} has it") if has_bf16 else (fallback, f"auto: {machine} has no bfloat16")
+        )
+    if (wanted == "bfloat16" and on_gpu and not has_bf16) or (wanted == "float16" and not on_gpu):
+        raise Refusal(f"{machine} does not compute in {wanted}", "set BNB_4BIT_COMPUTE_DTYPE=auto", Exit.MACHINE)
+    return getattr(torch, wanted), "BNB_4BIT_COMPUTE_DTYPE given"
+
+
+def _from_hub(load: Any, config: Config, name: str, **options: Any) -> Any:
+    """Call a `from_pretrained`, with the Hub's and the file system's refusals put in the user's terms."""
+    try:
+        return load(name, revision=config.model_revision, trust_remote_code=config.trust_remote_code, **options)
+    except (OSError, HfHubHTTPError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise Refusal(
+            f'model "{name}" cannot be loaded: {reason}',
+            "check MODEL_ID and MODEL_REVISION; a gated or private model needs HF_TOKEN and its terms accepted on the "
+            "Hub; offline, MODEL_ID must be a local folder or in the cache",
+            Exit.MACHINE if isinstance(error, OSError) and not Path(name).is_dir() else Exit.SETTINGS,
+        ) from error
+
+
+def load_model_config(config: Config) -> PretrainedConfig:
+    """The base model's architecture, without weights."""
+    return _from_hub(AutoConfig.from_pretrained, config, config.model_id)
+
+
+def load_tokenizer(config: Config, name: str | None = None) -> PreTrainedTokenizerBase:
+    """The model's tokenizer, or that of the folder `name`. No token is ever added.
+
+    Padding may share the end token: labels are masked by position, never by token.
+    """
+    tokenizer = _from_hub(AutoTokenizer.from_pretrained, config, name or config.model_id)
+    if tokenizer.eos_token_id is None:
+        raise Refusal(
+            f'the tokenizer of "{config.model_id}" names no end-of-sequence token',
+            "choose a model whose tokenizer_config.json has eos_token",
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def generation_config(config: Config, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
+    """The base's generation settings, stopping where the base stops and at the tokenizer's end token."""
+    try:
+        generation = GenerationConfig.from_pretrained(config.model_id, revision=config.model_revision)
+    except OSError:  # Not every model ships one.
+        generation = GenerationConfig.from_model_config(load_model_config(config))
+    stops = generation.eos_token_id if isinstance(generation.eos_token_id, list) else [generation.eos_token_id]
+    generation.eos_token_id = sorted({stop for stop in [*stops, tokenizer.eos_token_id] if stop is not None})
+    generation.pad_token_id = tokenizer.pad_token_id
+    return generation
+
+
+def check_targets(config: Config, architecture: PretrainedConfig) -> None:
+    """Refuse TARGET_MODULES that the architecture lacks, before any weights load."""
+    if config.target_modules == ["all-linear"]:
+        return
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(architecture, trust_remote_code=config.trust_remote_code)
+    linear = {n.rpartition(".")[2] for n, m in skeleton.named_modules() if isinstance(m, torch.nn.Linear | Conv1D)} - {
+        "lm_head"
+    }
+    if missing := [name for name in config.target_modules if name not in linear]:
+        raise Refusal(
+            f"TARGET_MODULES: {config.model_id} has no linear layer called {', '.join(missing)}",
+            f"choose from {', '.join(sorted(linear))}; all-linear works everywhere",
+        )
+
+
+def load_base(config: Config, dtype: torch.dtype) -> PreTrainedModel:
+    """The base model on the run's device: linear layers in 4 bits, the rest in `dtype`.
+
+    `prepare_model_for_kbit_training` is left out on purpose: it would turn embeddings, head and norms into float32.
+    """
+    quantisation = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=config.bnb_4bit_quant_type,
+        bnb_4bit_use_double_quant=config.bnb_4bit_use_double_quant,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    model = _from_hub(
+        AutoModelForCausalLM.from_pretrained,
+        config,
+        config.model_id,
+        quantization_config=quantisation if config.load_in_4bit else None,
+        dtype=dtype,
+        device_map={"": device()},
+    )
+    for module in model.modules():
+        if isinstance(module, bnb.nn.Linear4bit):
+            # On a CPU with AVX512-BF16 bitsandbytes repacks weights at the first evaluation and never back:
+            # gradients through them then vanish without an error.
+            module.support_avx512bf16_for_cpu = False
+    return model
+
+
+def lora(config: Config) -> LoraConfig:
+    """The adapter that the settings describe."""
+    targets: str | list[str] = config.target_modules
+    return LoraConfig(
+        r=config.lora_r,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules="all-linear" if targets == ["all-linear"] else targets,
+        use_rslora=config.use_rslora,
+        use_dora=config.use_dora,
+        task_type="CAUSAL_LM",
+    )
+
+
+def adapter_in_float32(model: torch.nn.Module) -> None:
+    """Keep what is trained in float32: bf16 loses small updates, and a resumed run would not be byte-equal."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def base_of(adapter: str) -> PeftConfig:
+    """The adapter's own description, which names its base model.
+
+    Raises:
+        Refusal: the folder holds no adapter.
+    """
+    try:
+        return PeftConfig.from_pretrained(adapter)
+    except (ValueError, OSError, HfHubHTTPError) as error:
+        raise Refusal(f'"{adapter}" holds no adapter', "give the folder with adapter_config.json") from error
+
+
+def answer(
+    model: Any,  # a PreTrainedModel or a PeftModel
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    max_new_tokens: int,
+    generation: GenerationConfig,
+) -> str:
+    """The model's greedy answer to a single-turn prompt, without special tokens."""
+    inputs: Any = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )
+    inputs = inputs.to(model.device)
+    with torch.no_grad():
+        output = model.generate(**inputs, generation_config=generation, do_sample=False, max_new_tokens=max_new_tokens)
+    return str(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)).strip()

@@ -1,0 +1,150 @@
+"""What went in and what came out: `run.json` for the run, `log.jsonl` for its course.
+
+Files are written beside their place and renamed, so a reader never sees half a file.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from train.console import Exit, Refusal, has_terminal, notes, say
+
+PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "huggingface-hub")
+# Settings that may differ when a run is taken up again: they do not change the adapter.
+FREE = {"OUTPUT_DIR", "LOG_LEVEL", "HF_TOKEN", "WANDB_API_KEY", "REPORT_TO", "SAVE_TOTAL_LIMIT", "ALLOW_CPU"}
+SHOWN = {
+    "loss": "loss {:.4f}",
+    "eval_loss": "eval loss {:.4f}",
+    "learning_rate": "rate {:.2e}",
+    "grad_norm": "norm {:.3f}",
+}
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages that decide the result."""
+    return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+
+
+def hardware() -> dict[str, Any]:
+    """The machine, as far as results and speed depend on it."""
+    found: dict[str, Any] = {"platform": platform.platform(), "cpu": torch.backends.cpu.get_cpu_capability()}
+    if torch.cuda.is_available():
+        found |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "driver": driver_version()}
+    return found
+
+
+def driver_version() -> str | None:
+    """Version of the NVIDIA driver; None where there is none."""
+    try:
+        asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=20).stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return None
+
+
+def sha256(file: Path) -> str:
+    """Hash of a file's bytes, in hexadecimal."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write(output: Path, run: dict[str, Any]) -> None:
+    """Put `run.json` in place whole."""
+    partial = output / "run.json.partial"
+    partial.write_text(json.dumps(run, indent=2) + "\n", encoding="utf-8")
+    partial.replace(output / "run.json")
+
+
+def read(output: Path) -> dict[str, Any] | None:
+    """The record of the run that last wrote to `output`; None where there is none."""
+    file = output / "run.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def refuse_other_settings(earlier: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Refuse to mix two runs in one folder.
+
+    Raises:
+        Refusal: names each setting that differs, with both values.
+    """
+    before = earlier["settings"]
+    differ = [
+        f"{name}: {before.get(name)} there, {settings.get(name)} here"
+        for name in sorted({*before, *settings} - FREE)
+        if before.get(name) != settings.get(name)
+    ]
+    if differ:
+        raise Refusal(
+            "OUTPUT_DIR holds a run with other settings:\n  " + "\n  ".join(differ),
+            "set OUTPUT_DIR to another folder, or go back to those settings",
+        )
+
+
+class RunLog(TrainerCallback):
+    """Writes every log entry to `log.jsonl`, tells it, draws the bar, and ends a run whose loss is no number."""
+
+    def __init__(self, output: Path, resumed: bool):
+        self.file = (output / "log.jsonl").open("a" if resumed else "w", encoding="utf-8")
+        self.entries: list[dict[str, Any]] = []
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=notes,
+            disable=not has_terminal(),
+        )
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.task = self.bar.add_task("training", total=state.max_steps, completed=state.global_step)
+        self.bar.start()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.bar.update(self.task, completed=state.global_step)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.bar.stop()
+        self.file.close()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        entry = {"step": state.global_step, **(logs or {}), "time": round(time.time(), 3)}
+        self.entries.append(entry)
+        self.file.write(json.dumps(entry) + "\n")
+        self.file.flush()
+        shown = [form.format(entry[key]) for key, form in SHOWN.items() if key in entry]
+        if shown:
+            say(f"step {state.global_step}/{state.max_steps}  " + "  ".join(shown))
+        for key in ("loss", "grad_norm"):
+            if key in entry and not torch.isfinite(torch.tensor(float(entry[key]))):
+                self.bar.stop()
+                raise Refusal(
+                    f"{key} became {entry[key]} by step {state.global_step}; nothing was saved as final",
+                    "lower LEARNING_RATE, set BNB_4BIT_COMPUTE_DTYPE=bfloat16 where the GPU has it, or look for broken rows",
+                    Exit.DIVERGED,
+                )
+
+
+def follow_umask(folder: Path) -> None:
+    """Make what safetensors wrote with mode 0600 as readable as everything else here."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.chmod(0o666 & ~umask)
