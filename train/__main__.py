@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from train.config import Config
 from train.console import Exit, Refusal, has_terminal, notes, refuse, results, say, table
 from train.environment import SECRETS, read_config
 
@@ -22,21 +23,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given.verb:
         parser.print_help(sys.stderr)
         return Exit.SETTINGS
-    debug = os.environ.get("LOG_LEVEL", "").lower() == "debug"
     try:
         given.run(given)
         return Exit.DONE
     except Refusal as refusal:
         refuse(refusal)
         status = int(refusal.code)
+        trace = traceback.format_exc()
     except KeyboardInterrupt:
         refuse(Refusal("stopped from the keyboard", "the same command goes on from the last checkpoint", Exit.STOPPED))
-        status = int(Exit.STOPPED)
+        return Exit.STOPPED
     except Exception as error:  # noqa: BLE001 - the last line of defence: one line, no traceback
         status = _unforeseen(error)
-    if debug:
-        notes.print(_masked(traceback.format_exc()))
+        trace = traceback.format_exc()
+    if getattr(given, "debug", False):
+        notes.print(_masked(trace))
     return status
+
+
+def _settings(given: argparse.Namespace) -> Config:
+    config = read_config(given.env_file)
+    given.debug = config.log_level == "debug"
+    return config
 
 
 def _unforeseen(error: Exception) -> int:
@@ -107,7 +115,7 @@ def _quiet_libraries() -> None:
 
 
 def _train(given: argparse.Namespace) -> None:
-    config = read_config(given.env_file)
+    config = _settings(given)
     say("loading libraries")
     from train import recipe
 
@@ -116,7 +124,7 @@ def _train(given: argparse.Namespace) -> None:
 
 
 def _check(given: argparse.Namespace) -> None:
-    config = read_config(given.env_file)
+    config = _settings(given)
     from train import doctor
 
     _quiet_libraries()
@@ -134,7 +142,7 @@ def _check(given: argparse.Namespace) -> None:
 
 
 def _generate(given: argparse.Namespace) -> None:
-    config = read_config(given.env_file)
+    config = _settings(given)
     from train import answers
 
     _quiet_libraries()
@@ -148,7 +156,7 @@ def _generate(given: argparse.Namespace) -> None:
 
 
 def _merge(given: argparse.Namespace) -> None:
-    config = read_config(given.env_file)
+    config = _settings(given)
     from train import merge
 
     _quiet_libraries()
@@ -158,7 +166,7 @@ def _merge(given: argparse.Namespace) -> None:
 def _config(given: argparse.Namespace) -> None:
     from train import settings_text
 
-    config = read_config(given.env_file)
+    config = _settings(given)
     written = {
         "json": settings_text.as_json,
         "env": settings_text.as_env,

@@ -67,7 +67,6 @@ class Config(BaseSettings):
 
     model_config = SettingsConfigDict(
         alias_generator=str.upper,
-        populate_by_name=True,
         case_sensitive=True,
         extra="ignore",
         frozen=True,

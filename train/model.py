@@ -95,7 +95,7 @@ def load_tokenizer(config: Config, name: str | None = None) -> PreTrainedTokeniz
 def generation_config(config: Config, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
     """The base's generation settings, stopping where the base stops and at the tokenizer's end token."""
     try:
-        generation = GenerationConfig.from_pretrained(config.model_id, revision=config.model_revision)
+        generation = GenerationConfig.from_pretrained(config.model_id, revision=config.model_revision or "main")
     except OSError:  # Not every model ships one.
         generation = GenerationConfig.from_model_config(load_model_config(config))
     stops = generation.eos_token_id if isinstance(generation.eos_token_id, list) else [generation.eos_token_id]

@@ -106,7 +106,8 @@ def train(config: Config) -> None:
         "log": log.entries,
         "train_seconds": round(result.metrics["train_runtime"], 1),
         "seconds": round(time.time() - started, 1),
-        "peak_gpu_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+        "peak_gpu_bytes_allocated": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+        "peak_gpu_bytes_reserved": torch.cuda.max_memory_reserved() if torch.cuda.is_available() else None,
         "adapter_sha256": record.sha256(adapter / "adapter_model.safetensors"),
     }
     record.write(output, run)

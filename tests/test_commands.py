@@ -1,0 +1,97 @@
+"""The other verbs: check, generate, merge; and starting the real process."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from tests.conftest import ROOT
+
+
+def test_check_passes_what_is_fit_and_trains_nothing(run, tiny_model, rows, tmp_path):
+    result = run("check", MODEL_ID=tiny_model, DATASET=rows, ALLOW_CPU="true", OUTPUT_DIR=tmp_path / "out")
+    assert result.status == 0, result.out
+    assert result.out.count("ok  ") == 6
+    assert "24 rows of instruction, output" in result.out
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_check_tells_all_that_is_unfit(run, tiny_model, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = run(
+        "check", MODEL_ID="./none", DATASET="./none.jsonl", OUTPUT_DIR=tmp_path / "file/out", REPORT_TO="wandb"
+    )
+    assert result.status == 3
+    for said in ("--gpus all", "WANDB_API_KEY", "OUTPUT_DIR", "./none.jsonl", 'model "./none"'):
+        assert said in result.out
+
+
+def test_without_a_gpu_train_says_so_unless_the_cpu_is_allowed(run, tiny_model, rows):
+    result = run("train", MODEL_ID=tiny_model, DATASET=rows)
+    assert result.status == 3
+    assert "--gpus all" in result.err and "ALLOW_CPU=true" in result.err
+
+
+def test_generate_answers_each_prompt_and_compares_with_the_base(train, run, tmp_path):
+    assert train(NUM_TRAIN_EPOCHS=20, TARGET_MODULES="all-linear").status == 0
+    adapter = str(tmp_path / "out/adapter")
+    result = run("generate", "--adapter", adapter, "--prompt", "Name a fruit. 3", "--max-new-tokens", "12")
+    assert result.status == 0, result.err
+    assert result.out.strip() == "A plum."  # learned, and it stops
+    compared = run(
+        "generate",
+        "--adapter",
+        adapter,
+        "--compare",
+        "--prompt",
+        "Name a fruit. 3",
+        "--prompt",
+        "Name a tree. 5",
+        "--max-new-tokens",
+        "12",
+    )
+    assert "base" in compared.out and "tuned" in compared.out
+    assert "A plum." in compared.out and "An oak stands tall." in compared.out
+
+
+def test_generate_and_merge_refuse_a_folder_without_adapter(run, tmp_path):
+    assert "holds no adapter" in run("generate", "--adapter", str(tmp_path), "--prompt", "x").err
+    assert run("merge", "--adapter", str(tmp_path), "--out", str(tmp_path / "m")).status == 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"USE_RSLORA": "true", "TARGET_MODULES": "all-linear"}, {"USE_DORA": "true"}],
+    ids=["lora", "rslora", "dora"],
+)
+def test_merge_equals_pefts_merge_bit_for_bit(train, run, tiny_model, tmp_path, settings):
+    assert train(**settings).status == 0
+    adapter, merged = str(tmp_path / "out/adapter"), tmp_path / "merged"
+    result = run("merge", "--adapter", adapter, "--out", str(merged))
+    assert result.status == 0, result.err
+    ours = AutoModelForCausalLM.from_pretrained(merged).state_dict()
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+    before = {name: weight.clone() for name, weight in base.state_dict().items()}
+    theirs = PeftModel.from_pretrained(base, adapter).merge_and_unload().state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert any(not torch.equal(ours[name], before[name]) for name in before)
+    assert json.loads((merged / "config.json").read_text())["dtype"] == "bfloat16"
+    assert run("merge", "--adapter", adapter, "--out", str(merged)).status == 2
+
+
+def test_the_process_exits_with_the_status_and_no_traceback(tmp_path):
+    started = subprocess.run(
+        [sys.executable, "-m", "train", "train"],
+        check=False,
+        env={"PATH": "", "LEARNING_RATE": "fast", "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert started.returncode == 2
+    assert "LEARNING_RATE" in started.stderr and "Traceback" not in started.stderr

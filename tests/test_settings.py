@@ -1,0 +1,181 @@
+"""Settings: order, cleaning, every mistake at once, secrets, and the files generated from them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import generated
+
+
+def settings(result) -> dict:
+    assert result.status == 0, result.err
+    return json.loads(result.out)
+
+
+def test_defaults_are_the_courses_recipe(run):
+    defaults = settings(run("config"))
+    recipe = {
+        "MODEL_ID": "meta-llama/Llama-3.1-8B",
+        "DATASET": "databricks/databricks-dolly-15k",
+        "LOAD_IN_4BIT": True,
+        "BNB_4BIT_QUANT_TYPE": "nf4",
+        "BNB_4BIT_USE_DOUBLE_QUANT": True,
+        "LORA_R": 16,
+        "LORA_ALPHA": 32,
+        "LORA_DROPOUT": 0.05,
+        "TARGET_MODULES": ["q_proj", "k_proj", "v_proj", "o_proj"],
+        "EFFECTIVE_BATCH_SIZE": 16,
+        "LEARNING_RATE": 2e-4,
+        "NUM_TRAIN_EPOCHS": 1.0,
+        "MAX_LENGTH": 512,
+        "ACTIVATION_CHECKPOINTING": True,
+        "OPTIM": "paged_adamw_8bit",
+        "LOGGING_STEPS": 10,
+        "REPORT_TO": ["none"],
+    }
+    assert {name: defaults[name] for name in recipe} == recipe
+
+
+def test_environment_stands_above_env_file_above_defaults(run):
+    Path(".env").write_text("LORA_R=4\nLORA_ALPHA=5\n")
+    given = settings(run("config", LORA_R=6))
+    assert (given["LORA_R"], given["LORA_ALPHA"], given["SEED"]) == (6, 5, 42)
+
+
+def test_all_mistakes_are_reported_at_once(run):
+    Path(".env").write_text("LEARNING_RATE=fast\nLORA_ALFA=3\nPLUM=1\nEVAL_FRACTION=2\nREPORT_TO=wandb,tensorbord\n")
+    result = run("config", OPTIM="adam")
+    assert result.status == 2
+    assert "Traceback" not in result.err
+    for said in (
+        'LEARNING_RATE is "fast": allowed: number, above 0',
+        "LORA_ALFA: is not a setting; did you mean LORA_ALPHA?",
+        "PLUM: is not a setting",
+        'EVAL_FRACTION is "2": allowed: number, at least 0, below 1',
+        'OPTIM is "adam": allowed: adamw_torch | ',
+        'REPORT_TO is "wandb,tensorbord"',
+    ):
+        assert said in result.err
+
+
+@pytest.mark.parametrize(
+    ("slip", "right"),
+    [
+        ("LERNING_RATE", "LEARNING_RATE"),
+        ("LEARNING_RATES", "LEARNING_RATE"),
+        ("MAX_LENGHT", "MAX_LENGTH"),
+        ("MAXLENGTH", "MAX_LENGTH"),
+        ("max_length", "MAX_LENGTH"),
+        ("HF_TOKN", "HF_TOKEN"),
+    ],
+)
+def test_a_name_one_slip_away_is_refused_from_the_environment(run, slip, right):
+    result = run("config", **{slip: "1"})
+    assert result.status == 2
+    assert f"{slip}: is not a setting; did you mean {right}?" in result.err
+
+
+def test_names_of_other_programs_are_left_alone_and_handed_on(run, monkeypatch):
+    import os
+
+    Path(".env").write_text("HF_HUB_OFFLINE=1\nWANDB_PROJECT=plum\nCUDA_VISIBLE_DEVICES=0\nhttps_proxy=http://x\n")
+    assert run("config", PLUM="a name in the environment that is nobody's").status == 0
+    assert os.environ["WANDB_PROJECT"] == "plum"
+
+
+def test_what_docker_leaves_in_values_is_trimmed(run):
+    given = settings(
+        run(
+            "config",
+            MODEL_ID='"./model"',
+            DATASET="'./train.jsonl'   # the rows",
+            LEARNING_RATE="2e-3\t# tab before the hash",
+            MAX_STEPS="4 # short run",
+            OUTPUT_DIR="./out#1\r",
+            MODEL_REVISION='""',
+        )
+    )
+    assert given["MODEL_ID"] == "./model"
+    assert given["DATASET"] == "./train.jsonl"
+    assert (given["LEARNING_RATE"], given["MAX_STEPS"]) == (2e-3, 4)
+    assert given["OUTPUT_DIR"] == "./out#1"
+    assert given["MODEL_REVISION"] is None
+
+
+def test_a_quote_without_its_partner_is_refused_by_name(run):
+    result = run("config", MODEL_ID='"./model')
+    assert result.status == 2
+    assert "MODEL_ID" in result.err and "quote" in result.err
+
+
+def test_a_broken_line_and_a_missing_env_file_are_refused(run):
+    Path("broken.env").write_text("LORA_R=8\nthis is no setting\n")
+    result = run("config", "--env-file", "broken.env")
+    assert result.status == 2 and "broken.env, line 2" in result.err
+    assert run("config", "--env-file", "none.env").status == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"PER_DEVICE_TRAIN_BATCH_SIZE": 3, "GRADIENT_ACCUMULATION_STEPS": 5, "EFFECTIVE_BATCH_SIZE": 16}, "is 15"),
+        ({"PER_DEVICE_TRAIN_BATCH_SIZE": 3}, "does not divide EFFECTIVE_BATCH_SIZE=16"),
+        ({"MAX_STEPS": 4, "NUM_TRAIN_EPOCHS": 1}, "both say when to stop"),
+        ({"EARLY_STOPPING_PATIENCE": 2}, "needs evaluation rows"),
+        ({"EVAL_DATASET": "x", "EVAL_FRACTION": 0.1}, "both name evaluation rows"),
+        ({"EVAL_FRACTION": 0.1, "EVAL_STEPS": 2, "SAVE_STEPS": 3}, "must be equal"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(run, given, said):
+    result = run("config", **given)
+    assert result.status == 2
+    assert said in result.err
+
+
+def test_a_secret_comes_from_a_file_and_is_never_shown(run):
+    import os
+
+    Path("token").write_text("hf_plumplumplum\n")
+    result = run("config", HF_TOKEN_FILE="token")
+    assert settings(result)["HF_TOKEN"] == "********"
+    assert os.environ["HF_TOKEN"] == "hf_plumplumplum"
+    for style in ("env", "markdown", "json"):
+        shown = run("config", "--format", style)
+        assert "hf_plumplumplum" not in shown.out + shown.err
+
+
+def test_a_wrong_secret_is_refused_without_showing_it(run):
+    result = run("config", HF_TOKEN="hf_plum plum", LORA_R=0)
+    assert result.status == 2
+    assert "HF_TOKEN" in result.err and "plum" not in result.err
+    Path("token").write_text("hf_x")
+    assert "both given" in run("config", HF_TOKEN="hf_y", HF_TOKEN_FILE="token").err
+
+
+def test_settings_written_as_an_env_file_read_back_the_same(run):
+    first = settings(run("config", LORA_R=6, MODEL_ID="./a b", TARGET_MODULES="q_proj,v_proj", EVAL_FRACTION=0.1))
+    written = run("config", "--format", "env").out
+    for name in ("LORA_R", "MODEL_ID", "TARGET_MODULES", "EVAL_FRACTION"):
+        import os
+
+        del os.environ[name]
+    Path("again.env").write_text(written)
+    assert settings(run("config", "--env-file", "again.env")) == first
+
+
+@pytest.mark.parametrize("file", generated.files(), ids=lambda file: file.name)
+def test_generated_files_are_fresh(file):
+    assert file.read_text() == generated.files()[file], "run make docs"
+
+
+def test_no_verb_prints_help_and_exits_2(run):
+    result = run()
+    assert result.status == 2
+    assert "generate" in result.err
+    assert run("train", "--help").status == 0
+
+
+def test_version_names_the_packages_that_decide_the_result(run):
+    shown = run("version").out
+    assert "torch 2.11.0" in shown and "bitsandbytes " in shown
