@@ -5,6 +5,7 @@ usage: python bench/recipe.py MODEL_FOLDER DATASET OUT_FILE [NAME ...]
 Time is the median of the steps after the third; tokens are the rows' own, without padding.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -55,7 +56,7 @@ def measure(name: str, model: str, dataset: str, steps: int = 8) -> dict[str, An
         if keep := os.environ.get("KEEP_ADAPTER"):
             shutil.copytree(output / "adapter", keep, dirs_exist_ok=True)
     times = [entry["time"] for entry in run["log"] if "loss" in entry]
-    step = statistics.median(after - before for before, after in zip(times[2:], times[3:], strict=False))
+    step = statistics.median(after - before for before, after in itertools.pairwise(times[2:]))
     examples = run["examples_a_forward_pass"] * run["forward_passes_a_step"]
     tokens = examples * run["train_rows"]["tokens"] / run["train_rows"]["used"]
     gib = 2**30
