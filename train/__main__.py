@@ -31,7 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = int(refusal.code)
         trace = traceback.format_exc()
     except KeyboardInterrupt:
-        refuse(Refusal("stopped from the keyboard", "the same command goes on from the last checkpoint", Exit.STOPPED))
+        refuse(
+            Refusal(
+                "stopped from the keyboard",
+                "the same command goes on from the last checkpoint, if there is one",
+                Exit.STOPPED,
+            )
+        )
         return Exit.STOPPED
     except Exception as error:  # noqa: BLE001 - the last line of defence: one line, no traceback
         status = _unforeseen(error)

@@ -68,6 +68,7 @@ class Config(BaseSettings):
     model_config = SettingsConfigDict(
         alias_generator=str.upper,
         case_sensitive=True,
+        env_ignore_empty=True,
         extra="ignore",
         frozen=True,
         hide_input_in_errors=True,

@@ -8,7 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 notes = Console(stderr=True, markup=False, highlight=False, emoji=False, soft_wrap=True)
-results = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
+# A pipe has no width of its own; tables get this one.
+results = Console(
+    markup=False, highlight=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120
+)
 
 
 class Exit(IntEnum):
@@ -52,8 +55,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
     grid = Table(*headers, title=title, title_justify="left", show_lines=False)
     for row in rows:
         grid.add_row(*row)
-    # A pipe has no width of its own, and a narrow default would cut the cells.
-    results.print(grid, soft_wrap=False, width=results.width if results.is_terminal else 120)
+    results.print(grid, soft_wrap=False)
 
 
 def has_terminal() -> bool:

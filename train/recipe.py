@@ -12,7 +12,7 @@ from trl import SFTConfig, SFTTrainer
 
 from train import data, doctor, model, record, tokens
 from train.config import Config
-from train.console import has_terminal, say, warn
+from train.console import Refusal, has_terminal, say, warn
 from train.settings_text import resolved
 
 
@@ -118,10 +118,13 @@ def find_resume(output: Path, checkpoints: Path, settings: dict[str, Any]) -> st
     """The checkpoint to go on from, "finished" where nothing is left to do, None for a fresh start."""
     earlier = record.read(output)
     last = get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None
-    if earlier is None or (earlier["status"] != "finished" and last is None):
+    if earlier is None and last is not None:
+        raise Refusal(f"{checkpoints} holds checkpoints of an unknown run", "set OUTPUT_DIR to another folder")
+    finished = earlier is not None and earlier["status"] == "finished"
+    if earlier is None or not (finished or last):
         return None
     record.refuse_other_settings(earlier, settings)
-    if earlier["status"] == "finished":
+    if finished and (output / "adapter").is_dir():
         say(f"{output / 'adapter'} is finished with these settings: nothing to do")
         return "finished"
     say(f"going on from {last}")
@@ -133,6 +136,10 @@ def load_rows(config: Config, tokenizer: Any, stop_ids: list[int]) -> tuple[toke
     raw = data.load(config.dataset, config.split, config.dataset_config, config.dataset_revision)
     eval_raw = data.load_eval(config.eval_dataset, config.eval_dataset_split) if config.eval_dataset else None
     if config.eval_fraction:
+        if len(raw) * (1 - config.eval_fraction) < 1:
+            raise Refusal(
+                f"EVAL_FRACTION={config.eval_fraction} of {len(raw)} rows leaves none to train on", "lower it"
+            )
         halves = raw.train_test_split(test_size=config.eval_fraction, seed=config.seed)
         raw, eval_raw = halves["train"], halves["test"]
 
