@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from train.console import Exit, Refusal, has_terminal, notes, say
@@ -96,6 +97,7 @@ class RunLog(TrainerCallback):
     def __init__(self, output: Path, resumed: bool):
         self.file = (output / "log.jsonl").open("a" if resumed else "w", encoding="utf-8")
         self.entries: list[dict[str, Any]] = []
+        self.evaluating: TaskID | None = None
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -111,6 +113,23 @@ class RunLog(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.bar.update(self.task, completed=state.global_step)
+
+    def on_prediction_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        eval_dataloader: DataLoader | None = None,
+        **_: Any,
+    ) -> None:
+        if self.evaluating is None:
+            self.evaluating = self.bar.add_task("evaluating", total=len(eval_dataloader) if eval_dataloader else None)
+        self.bar.advance(self.evaluating)
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.evaluating is not None:
+            self.bar.remove_task(self.evaluating)
+            self.evaluating = None
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.bar.stop()
