@@ -56,6 +56,8 @@ def test_the_same_seed_gives_the_same_adapter_bytes_and_another_seed_does_not(tr
         assert train(OUTPUT_DIR=folder, SEED=seed).status == 0
     first, second, third = ((folder / WEIGHTS).read_bytes() for folder in folders)
     assert first == second != third
+    described = json.loads((folders[0] / "adapter/adapter_config.json").read_text())
+    assert described["target_modules"] == sorted(described["target_modules"])  # PEFT's set has no order of its own
     assert (folders[0] / "adapter/adapter_config.json").read_text() == (
         folders[1] / "adapter/adapter_config.json"
     ).read_text()
@@ -258,6 +260,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(train, tmp_path, monkeypat
 def test_a_loss_that_is_no_number_ends_the_run_with_nothing_saved_as_final(train, tmp_path):
     result = train(LEARNING_RATE=1e30, OPTIM="sgd", MAX_GRAD_NORM=0, NUM_TRAIN_EPOCHS=4)
     assert result.status == 6
+    assert "error: loss became" in result.err  # not the gradient: the log must not filter it away
     assert "LEARNING_RATE" in result.err and "Traceback" not in result.err
     assert not (tmp_path / "out/adapter").exists()
     assert record_of(tmp_path / "out")["status"] != "finished"
