@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from train.__main__ import main
 from train.settings_text import SETTINGS
 
 ROOT = Path(__file__).parents[1]
+WEIGHTS = "adapter/adapter_model.safetensors"  # in OUTPUT_DIR
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|start|>' + message['role'] + '\n' + message['content'] + '<|end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
@@ -75,6 +77,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     LlamaForCausalLM(architecture).to(torch.bfloat16).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def own_model(tiny_model: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny model that a test may change."""
+    return Path(shutil.copytree(tiny_model, tmp_path / "own-model"))
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import ROOT
@@ -32,10 +33,10 @@ def test_check_passes_what_is_fit_and_trains_nothing(run, tiny_model, rows, tmp_
 def test_check_tells_all_that_is_unfit(run, no_gpu, tmp_path):
     (tmp_path / "file").write_text("")
     result = run(
-        "check", MODEL_ID="./none", DATASET="./none.jsonl", OUTPUT_DIR=tmp_path / "file/out", REPORT_TO="wandb"
+        "check", MODEL_ID="./none", DATASET="./none.jsonl", OUTPUT_DIR=tmp_path / "file/out", REPORT_TO="mlflow"
     )
     assert result.status == 3
-    for said in ("--gpus all", "WANDB_API_KEY", "OUTPUT_DIR", "./none.jsonl", 'model "./none"'):
+    for said in ("--gpus all", "REPORT_TO=mlflow", "OUTPUT_DIR", "./none.jsonl", 'model "./none"'):
         assert said in result.out
 
 
@@ -67,6 +68,28 @@ def test_generate_answers_each_prompt_and_compares_with_the_base(train, run, tmp
     assert "A plum." in compared.out and "An oak stands tall." in compared.out
 
 
+def test_generate_continues_a_raw_prompt_as_prompt_and_completion_rows_are_trained(train, run, tmp_path):
+    rows = tmp_path / "pairs.jsonl"
+    rows.write_text(json.dumps({"prompt": "Name a fruit: ", "completion": "A plum."}) + "\n")
+    settings = {"DATASET": rows, "EFFECTIVE_BATCH_SIZE": 1, "NUM_TRAIN_EPOCHS": 20}
+    assert train(**settings).status == 0
+    asked = ["generate", "--adapter", str(tmp_path / "out/adapter"), "--prompt", "Name a fruit: "]
+    assert run(*asked, "--raw", "--max-new-tokens", "12").out.strip() == "A plum."
+    assert run(*asked, "--max-new-tokens", "12").out.strip() != "A plum."
+
+
+def test_a_base_that_has_moved_is_named_by_model_id(train, run, own_model, tmp_path):
+    assert train(MODEL_ID=own_model).status == 0
+    moved = own_model.rename(tmp_path / "moved")
+    asked = ["generate", "--adapter", str(tmp_path / "out/adapter"), "--prompt", "x", "--max-new-tokens", "2"]
+    del os.environ["MODEL_ID"]
+    assert run(*asked).status != 0
+    result = run(*asked, MODEL_ID=moved)
+    assert result.status == 0 and "stands in for" in result.err
+    merged = run("merge", "--adapter", str(tmp_path / "out/adapter"), "--out", str(tmp_path / "m"), MODEL_ID=moved)
+    assert merged.status == 0, merged.err
+
+
 def test_generate_and_merge_refuse_a_folder_without_adapter(run, tmp_path):
     assert "holds no adapter" in run("generate", "--adapter", str(tmp_path), "--prompt", "x").err
     assert run("merge", "--adapter", str(tmp_path), "--out", str(tmp_path / "m")).status == 2
@@ -91,6 +114,33 @@ def test_merge_equals_pefts_merge_bit_for_bit(train, run, tiny_model, tmp_path, 
     assert any(not torch.equal(ours[name], before[name]) for name in before)
     assert json.loads((merged / "config.json").read_text())["dtype"] == "bfloat16"
     assert run("merge", "--adapter", adapter, "--out", str(merged)).status == 2
+
+
+def test_merge_reads_the_files_that_the_base_lists_and_no_others(train, run, own_model, tmp_path):
+    assert train(MODEL_ID=own_model).status == 0
+    save_file({"tok_embeddings.weight": torch.zeros(2, 2)}, own_model / "consolidated.safetensors")
+    merged = tmp_path / "merged"
+    assert run("merge", "--adapter", str(tmp_path / "out/adapter"), "--out", str(merged)).status == 0
+    weights = json.loads((merged / "model.safetensors.index.json").read_text())["weight_map"]
+    assert "model.norm.weight" in weights and "tok_embeddings.weight" not in weights
+
+
+@pytest.mark.parametrize(
+    ("file", "changed", "said"),
+    [
+        ("adapter_config.json", {"alpha_pattern": {"q_proj": 8}}, "alpha_pattern"),
+        ("adapter_config.json", {"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
+        ("config.json", {"quantization_config": {"quant_method": "fp8"}}, "quantised"),
+    ],
+)
+def test_merge_refuses_what_it_would_merge_wrongly(train, run, own_model, tmp_path, file, changed, said):
+    assert train(MODEL_ID=own_model).status == 0
+    adapter = tmp_path / "out/adapter"
+    path = (adapter if file == "adapter_config.json" else own_model) / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    result = run("merge", "--adapter", str(adapter), "--out", str(tmp_path / "m"))
+    assert result.status == 2 and said in result.err
+    assert not (tmp_path / "m").exists() and not (tmp_path / "m.partial").exists()
 
 
 def test_the_process_exits_with_the_status_and_no_traceback():

@@ -79,6 +79,7 @@ def test_sharegpt_roles_become_the_templates_roles():
         ),
         ({"messages": [{"role": "plum", "content": "Hi"}]}, 'role "plum"'),
         ({"text": None}, "empty text"),
+        ({"text": ["a", "b"]}, "a list where text belongs"),
     ],
 )
 def test_rows_that_cannot_be_used_say_why(row, reason):
@@ -109,11 +110,25 @@ def test_files_of_every_kind_give_the_same_rows(tmp_path, kind):
     assert len(data.load(str(file), "train[:1]")) == 1
 
 
+def test_cells_of_a_csv_file_stay_as_they_are_written(tmp_path):
+    answers = ["007", "3.10", "True", "None", "2024-01-02", "1e5"]
+    file = tmp_path / "rows.csv"
+    file.write_text(",instruction,output\n" + "".join(f"{n},Say it.,{a}\n" for n, a in enumerate(answers)))
+    assert [shaped(row)["messages"][-1]["content"] for row in data.load(str(file), "train")] == answers
+
+
+def test_dates_of_a_json_file_stay_as_they_are_written(tmp_path):
+    answers = ["2024-01-02T10:00:00Z", "2024-01-02"]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(chat("When?", answer)) + "\n" for answer in answers))
+    assert [shaped(row) for row in data.load(str(file), "train")] == [chat("When?", answer) for answer in answers]
+
+
 def test_a_folder_with_splits(tmp_path):
     for split in ("train", "validation"):
         (tmp_path / f"{split}.jsonl").write_text(json.dumps({"text": split}) + "\n")
     assert data.load(str(tmp_path), "train")[0]["text"] == "train"
-    assert data.load_eval(str(tmp_path), None)[0]["text"] == "validation"
+    assert data.load(str(tmp_path), None)[0]["text"] == "validation"
 
 
 @pytest.mark.parametrize(
@@ -133,6 +148,13 @@ def test_names_and_files_that_cannot_be_read_say_the_way_out(tmp_path, name, sai
     with pytest.raises(Refusal) as refusal:
         data.load(name, "train")
     assert said in refusal.value.fix
+
+
+def test_evaluation_rows_that_are_not_there_name_their_own_setting(train, tmp_path):
+    for missing in ("./none.jsonl", "databricks/dolly-15k"):
+        result = train(EVAL_DATASET=missing)
+        assert result.status == 2
+        assert "EVAL_DATASET" in result.err and missing in result.err
 
 
 def test_an_unknown_split_is_refused(rows):

@@ -1,6 +1,7 @@
 """Settings: order, cleaning, every mistake at once, secrets, and the files generated from them."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,7 @@ def test_all_mistakes_are_reported_at_once(run):
         ("MAXLENGTH", "MAX_LENGTH"),
         ("max_length", "MAX_LENGTH"),
         ("HF_TOKN", "HF_TOKEN"),
+        ("BNB_4BIT_QUANT_TYP", "BNB_4BIT_QUANT_TYPE"),
     ],
 )
 def test_a_name_one_slip_away_is_refused_from_the_environment(run, slip, right):
@@ -77,10 +79,8 @@ def test_a_name_one_slip_away_is_refused_from_the_environment(run, slip, right):
 
 
 def test_names_of_other_programs_are_left_alone_and_handed_on(run, monkeypatch):
-    import os
-
     Path(".env").write_text("HF_HUB_OFFLINE=1\nWANDB_PROJECT=plum\nCUDA_VISIBLE_DEVICES=0\nhttps_proxy=http://x\n")
-    assert run("config", PLUM="a name in the environment that is nobody's").status == 0
+    assert run("config", PLUM="a name in the environment that is nobody's", LOGLEVEL="torch's own").status == 0
     assert os.environ["WANDB_PROJECT"] == "plum"
 
 
@@ -101,6 +101,18 @@ def test_what_docker_leaves_in_values_is_trimmed(run):
     assert (given["LEARNING_RATE"], given["MAX_STEPS"]) == (2e-3, 4)
     assert given["OUTPUT_DIR"] == "./out#1"
     assert given["MODEL_REVISION"] is None
+
+
+def test_what_an_env_file_quotes_is_kept(run):
+    Path(".env").write_text("""MODEL_ID="./a 'b' # c"\nDATASET='"rows".jsonl'\nOUTPUT_DIR=out # folder\n""")
+    given = settings(run("config"))
+    assert (given["MODEL_ID"], given["DATASET"], given["OUTPUT_DIR"]) == ("./a 'b' # c", '"rows".jsonl', "out")
+
+
+def test_home_is_expanded_in_folders(run):
+    given = settings(run("config", MODEL_ID="~/model", DATASET="~/rows.jsonl", OUTPUT_DIR="~/out", HOME="/home/plum"))
+    folders = [given[name] for name in ("MODEL_ID", "DATASET", "OUTPUT_DIR")]
+    assert folders == ["/home/plum/model", "/home/plum/rows.jsonl", "/home/plum/out"]
 
 
 def test_a_quote_without_its_partner_is_refused_by_name(run):
@@ -124,7 +136,7 @@ def test_a_broken_line_and_a_missing_env_file_are_refused(run):
         ({"MAX_STEPS": 4, "NUM_TRAIN_EPOCHS": 1}, "both say when to stop"),
         ({"EARLY_STOPPING_PATIENCE": 2}, "needs evaluation rows"),
         ({"EVAL_DATASET": "x", "EVAL_FRACTION": 0.1}, "both name evaluation rows"),
-        ({"EVAL_FRACTION": 0.1, "EVAL_STEPS": 2, "SAVE_STEPS": 3}, "must be equal"),
+        ({"EVAL_FRACTION": 0.1, "EVAL_STEPS": 2, "SAVE_STEPS": 3}, "must be a multiple of EVAL_STEPS"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(run, given, said):
@@ -134,15 +146,27 @@ def test_settings_that_contradict_each_other_are_refused(run, given, said):
 
 
 def test_a_secret_comes_from_a_file_and_is_never_shown(run):
-    import os
-
     Path("token").write_text("hf_plumplumplum\n")
     result = run("config", HF_TOKEN_FILE="token")
     assert settings(result)["HF_TOKEN"] == "********"
     assert os.environ["HF_TOKEN"] == "hf_plumplumplum"
+    del os.environ["HF_TOKEN_FILE"]
     for style in ("env", "markdown", "json"):
         shown = run("config", "--format", style)
+        assert shown.status == 0
         assert "hf_plumplumplum" not in shown.out + shown.err
+
+
+def test_a_secret_put_where_its_file_belongs_is_not_shown(run):
+    result = run("config", HF_TOKEN_FILE="hf_plumplumplum")
+    assert result.status == 2
+    assert "HF_TOKEN_FILE" in result.err and "plum" not in result.err
+
+
+def test_an_empty_secret_in_quotes_is_none_to_the_libraries_either(run):
+    assert settings(run("config", HF_TOKEN='""', WANDB_API_KEY="'wandb_plum'"))["HF_TOKEN"] is None
+    assert "HF_TOKEN" not in os.environ
+    assert os.environ["WANDB_API_KEY"] == "wandb_plum"
 
 
 def test_a_wrong_secret_is_refused_without_showing_it(run):
@@ -154,11 +178,11 @@ def test_a_wrong_secret_is_refused_without_showing_it(run):
 
 
 def test_settings_written_as_an_env_file_read_back_the_same(run):
-    first = settings(run("config", LORA_R=6, MODEL_ID="./a b", TARGET_MODULES="q_proj,v_proj", EVAL_FRACTION=0.1))
+    first = settings(
+        run("config", LORA_R=6, MODEL_ID="./a b", TARGET_MODULES="q_proj,v_proj", EVAL_FRACTION=0.123456789)
+    )
     written = run("config", "--format", "env").out
     for name in ("LORA_R", "MODEL_ID", "TARGET_MODULES", "EVAL_FRACTION"):
-        import os
-
         del os.environ[name]
     Path("again.env").write_text(written)
     assert settings(run("config", "--env-file", "again.env")) == first

@@ -15,6 +15,11 @@ CHAT = {
         {"role": "assistant", "content": "An oak."},
     ]
 }
+THINKING_TEMPLATE = (
+    "{% for m in messages %}{{ '<|start|>' + m['role'] + '\n' }}"
+    "{% if loop.last and m['role'] == 'assistant' %}(thinks){% endif %}{{ m['content'] + '<|end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
+)
 BOS_TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['content'] + eos_token }}{% endfor %}"
 
 
@@ -73,6 +78,30 @@ def test_a_turn_that_ends_with_another_stop_token_than_eos_is_left_as_it_is():
     assert ids[-1] == tokenizer.eos_token_id
 
 
+@pytest.mark.parametrize("prompt", ["", "Name a fruit:\n"])
+def test_a_stop_token_inside_a_text_cuts_nothing_off(prompt):
+    tokenizer = build_tokenizer()
+    said = "A plum.<|end|>An oak."
+    row = {"prompt": prompt, "completion": said} if prompt else {"text": said}
+    ids, labels = encode(row, tokenizer)
+    assert learned(labels, tokenizer) == said + "<|end|>"
+    assert tokenizer.decode(ids) == prompt + said + "<|end|>"
+
+
+def test_a_template_that_thinks_only_in_the_last_turn_learns_every_answer():
+    """Qwen3's prints an empty thought before the last answer and none before earlier ones."""
+    tokenizer = build_tokenizer(THINKING_TEMPLATE)
+    _, labels = encode(CHAT, tokenizer)
+    assert learned(labels, tokenizer) == "A plum.<|end|>(thinks)An oak.<|end|>"
+
+
+def test_a_question_after_the_last_answer_is_left_out():
+    tokenizer = build_tokenizer()
+    ids, labels = encode({"messages": CHAT["messages"][:3]}, tokenizer)
+    assert learned(labels, tokenizer) == "A plum.<|end|>"
+    assert tokenizer.decode(ids).endswith("A plum.<|end|>")
+
+
 def test_a_completion_is_learned_and_its_prompt_is_not():
     tokenizer = build_tokenizer()
     _, labels = encode({"prompt": "Name a fruit:\n", "completion": "A plum."}, tokenizer)
@@ -127,6 +156,12 @@ def test_rows_are_accounted_for_and_a_cut_row_gets_no_false_end(capsys):
     assert [ids[-1] == tokenizer.eos_token_id for ids in done.rows["input_ids"]] == [True, False]
     said = capsys.readouterr().err
     assert "dropped 2 of 4" in said and "1 are longer than MAX_LENGTH=64" in said
+
+
+def test_a_thousand_unusable_rows_first_do_not_decide_the_columns():
+    empty, good = {"instruction": "Name a fruit.", "output": ""}, {"instruction": "Name a fruit.", "output": "A plum."}
+    done, _ = tokenise([empty] * 1001 + [good])
+    assert len(done.rows) == 1
 
 
 def test_no_usable_row_is_a_refusal_that_names_the_reasons():

@@ -1,25 +1,26 @@
-"""The run through the command line on a tiny model: what it leaves, that each part of the recipe is on, how it ends."""
+"""The run through the command line on a tiny model: what it leaves and how it ends."""
 
 import json
-import shutil
-from pathlib import Path
+from functools import cached_property
 
-import bitsandbytes as bnb
 import pytest
 import torch
-from peft import PeftModel
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from peft import PeftConfig, PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_utils import TrainOutput
 
-from tests.conftest import record_of
-from train import model, recipe, record
+from tests.conftest import WEIGHTS, record_of
+from train import doctor, recipe, record
 from train.config import Config
-
-WEIGHTS = "adapter/adapter_model.safetensors"
-
-
-def config_of(tiny_model: Path, **settings) -> Config:
-    return Config(_env_file=None, MODEL_ID=str(tiny_model), ALLOW_CPU=True, **settings)
+from train.console import Refusal
 
 
 def test_a_run_leaves_an_adapter_that_plain_peft_loads_and_a_record(train, tiny_model, tmp_path):
@@ -63,147 +64,6 @@ def test_the_same_seed_gives_the_same_adapter_bytes_and_another_seed_does_not(tr
     ).read_text()
 
 
-@pytest.fixture(scope="module")
-def plain_weights(tmp_path_factory):
-    """Adapter bytes of the run without any change, made once."""
-    return {}
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"BNB_4BIT_QUANT_TYPE": "fp4"},
-        {"BNB_4BIT_USE_DOUBLE_QUANT": "false"},
-        {"LOAD_IN_4BIT": "false"},
-        {"LORA_ALPHA": 64},
-        {"LORA_DROPOUT": 0.4},
-        {"USE_RSLORA": "true"},
-        {"USE_DORA": "true"},
-        {"TARGET_MODULES": "all-linear"},
-        {"EFFECTIVE_BATCH_SIZE": 4},
-        {"LEARNING_RATE": 1e-3},
-        {"LR_SCHEDULER_TYPE": "cosine"},
-        {"WARMUP_STEPS": 2},
-        {"WEIGHT_DECAY": 0.5},
-        {"MAX_GRAD_NORM": 0.01, "OPTIM": "sgd"},
-        {"NEFTUNE_NOISE_ALPHA": 5},
-        {"MAX_LENGTH": 24},
-        {"COMPLETION_ONLY_LOSS": "false"},
-        {"NUM_TRAIN_EPOCHS": 2},
-        {"MAX_STEPS": 2},
-    ],
-    ids=lambda changed: next(iter(changed)),
-)
-def test_each_part_of_the_recipe_changes_the_result(train, tmp_path, plain_weights, changed):
-    optim = changed.get("OPTIM", "paged_adamw_8bit")
-    if optim not in plain_weights:
-        assert train(OUTPUT_DIR=tmp_path / "plain", OPTIM=optim).status == 0
-        plain_weights[optim] = (tmp_path / "plain" / WEIGHTS).read_bytes()
-    result = train(OUTPUT_DIR=tmp_path / "changed", **changed)
-    assert result.status == 0, result.err
-    assert (tmp_path / "changed" / WEIGHTS).read_bytes() != plain_weights[optim]
-
-
-@pytest.mark.parametrize(
-    "optim",
-    ["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion_8bit"]
-    + ["paged_lion_8bit", "ademamix_8bit", "paged_ademamix_8bit", "adafactor", "sgd"],
-)
-def test_every_optimizer_lowers_the_loss(train, tmp_path, optim):
-    rate = {"sgd": 1.0, "lion_8bit": 1e-3, "paged_lion_8bit": 1e-3}.get(optim, 1e-2)
-    result = train(OPTIM=optim, LEARNING_RATE=rate, NUM_TRAIN_EPOCHS=2)
-    assert result.status == 0, result.err
-    run = record_of(tmp_path / "out")
-    assert run["last_loss"] < run["first_loss"]
-
-
-def test_the_base_is_nf4_with_double_quantisation_and_stays_in_bf16_around_a_float32_adapter(tiny_model):
-    config = config_of(tiny_model, BNB_4BIT_COMPUTE_DTYPE="bfloat16")
-    base = model.load_base(config, torch.bfloat16)
-    linear = [module for module in base.modules() if isinstance(module, bnb.nn.Linear4bit)]
-    assert len(linear) == 2 * 7
-    for module in linear:
-        state = module.weight.quant_state
-        assert (state.quant_type, state.nested, state.dtype) == ("nf4", True, torch.bfloat16)
-    assert base.get_input_embeddings().weight.dtype == torch.bfloat16
-    assert base.get_output_embeddings().weight.dtype == torch.bfloat16
-
-
-def test_training_keeps_the_adapter_in_float32(train, tmp_path):
-    assert train(BNB_4BIT_COMPUTE_DTYPE="bfloat16").status == 0
-    assert {w.dtype for w in load_file(tmp_path / "out" / WEIGHTS).values()} == {torch.float32}
-    assert record_of(tmp_path / "out")["compute_dtype"] == "bfloat16"
-
-
-def test_rslora_and_dora_and_named_targets_reach_the_adapter(train, tmp_path):
-    assert train(USE_RSLORA="true", USE_DORA="true", TARGET_MODULES="q_proj,down_proj", LORA_R=4).status == 0
-    described = json.loads((tmp_path / "out/adapter/adapter_config.json").read_text())
-    assert (described["use_rslora"], described["use_dora"], described["r"]) == (True, True, 4)
-    names = load_file(tmp_path / "out" / WEIGHTS)
-    assert {name.split(".")[-3] for name in names if "lora_A" in name} == {"q_proj", "down_proj"}
-    assert sum("lora_magnitude_vector" in name for name in names) == 2 * 2
-
-
-def test_activation_checkpointing_runs_each_layer_again_and_gives_the_same_losses(train, tmp_path, monkeypatch):
-    from transformers.models.llama.modeling_llama import LlamaAttention
-
-    calls, forward = [], LlamaAttention.forward
-    monkeypatch.setattr(LlamaAttention, "forward", lambda self, *a, **k: (calls.append(1), forward(self, *a, **k))[1])
-    seen = {}
-    for setting in ("true", "false"):
-        calls.clear()
-        assert train(OUTPUT_DIR=tmp_path / setting, ACTIVATION_CHECKPOINTING=setting, LORA_DROPOUT=0).status == 0
-        losses = [entry["loss"] for entry in record_of(tmp_path / setting)["log"] if "loss" in entry]
-        seen[setting] = len(calls), losses
-    assert seen["true"][0] == 2 * seen["false"][0]
-    assert seen["true"][1] == pytest.approx(seen["false"][1], rel=1e-5)
-
-
-def test_accumulation_and_batch_give_the_same_loss_and_gradient(train, tmp_path, rows):
-    uneven = tmp_path / "uneven.jsonl"
-    lines = rows.read_text().splitlines()
-    uneven.write_text(
-        "\n".join(json.dumps(json.loads(line) | {"output": "plum " * (n + 1)}) for n, line in enumerate(lines))
-    )
-    seen = []
-    for per_device in (1, 8):
-        result = train(
-            OUTPUT_DIR=tmp_path / str(per_device),
-            DATASET=uneven,
-            PER_DEVICE_TRAIN_BATCH_SIZE=per_device,
-            LORA_DROPOUT=0,
-            OPTIM="sgd",
-            LOAD_IN_4BIT="false",
-            BNB_4BIT_COMPUTE_DTYPE="float32",
-        )
-        assert result.status == 0, result.err
-        assert "= 8 examples" in result.err
-        first = record_of(tmp_path / str(per_device))["log"][0]
-        seen.append((first["loss"], first["grad_norm"]))
-    assert seen[0] == pytest.approx(seen[1], rel=1e-4)
-
-
-def test_evaluation_keeps_the_best_checkpoint_and_stops_early(train, tmp_path):
-    result = train(
-        EVAL_FRACTION=0.25,
-        EVAL_STEPS=1,
-        EARLY_STOPPING_PATIENCE=2,
-        MAX_STEPS=40,
-        LEARNING_RATE=3.0,
-        OPTIM="sgd",
-        MAX_GRAD_NORM=1,
-    )
-    assert result.status == 0, result.err
-    run = record_of(tmp_path / "out")
-    evaluated = {entry["step"]: entry["eval_loss"] for entry in run["log"] if "eval_loss" in entry}
-    assert run["eval_rows"]["used"] == 6 and run["train_rows"]["used"] == 18
-    assert run["best_eval_loss"] == min(evaluated.values()) == evaluated[run["best_checkpoint_step"]]
-    assert run["steps"] < 40
-    best = load_file(tmp_path / f"out/checkpoints/checkpoint-{run['best_checkpoint_step']}/adapter_model.safetensors")
-    kept = load_file(tmp_path / "out" / WEIGHTS)
-    assert all(torch.equal(best[name], kept[name]) for name in kept)
-
-
 def test_a_fraction_that_leaves_nothing_to_train_on_is_refused(train):
     result = train(DATASET_SPLIT="train[:1]", EVAL_FRACTION=0.5)
     assert result.status == 2 and "EVAL_FRACTION" in result.err
@@ -212,49 +72,6 @@ def test_a_fraction_that_leaves_nothing_to_train_on_is_refused(train):
 def test_evaluation_rows_may_come_from_a_file(train, tmp_path, rows):
     assert train(EVAL_DATASET=rows).status == 0
     assert record_of(tmp_path / "out")["eval_rows"]["used"] == 24
-
-
-def test_a_finished_run_does_nothing_again_and_refuses_other_settings(train, tmp_path):
-    assert train().status == 0
-    before = (tmp_path / "out/run.json").read_text()
-    again = train()
-    assert again.status == 0 and "nothing to do" in again.err
-    other = train(LORA_R=4)
-    assert other.status == 2 and "LORA_R: 16 there, 4 here" in other.err
-    assert (tmp_path / "out/run.json").read_text() == before
-
-
-def test_a_finished_run_whose_adapter_is_gone_makes_it_again(train, tmp_path):
-    assert train().status == 0
-    before = (tmp_path / "out" / WEIGHTS).read_bytes()
-    shutil.rmtree(tmp_path / "out/adapter")
-    assert train().status == 0
-    assert (tmp_path / "out" / WEIGHTS).read_bytes() == before
-
-
-def test_checkpoints_of_an_unknown_run_are_not_touched(train, tmp_path):
-    (tmp_path / "out/checkpoints/checkpoint-7").mkdir(parents=True)
-    result = train()
-    assert result.status == 2 and "OUTPUT_DIR" in result.err
-    assert (tmp_path / "out/checkpoints/checkpoint-7").is_dir()
-
-
-def test_an_interrupted_run_goes_on_to_the_same_bytes(train, tmp_path, monkeypatch):
-    assert train(OUTPUT_DIR=tmp_path / "whole", SAVE_STEPS=1, NUM_TRAIN_EPOCHS=2).status == 0
-    on_step_end = record.RunLog.on_step_end
-
-    def interrupt(self, args, state, control, **rest):
-        on_step_end(self, args, state, control, **rest)
-        if state.global_step == 4:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(record.RunLog, "on_step_end", interrupt)
-    assert train(SAVE_STEPS=1, NUM_TRAIN_EPOCHS=2).status == 75
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    result = train(SAVE_STEPS=1, NUM_TRAIN_EPOCHS=2)
-    assert result.status == 0 and "going on from" in result.err
-    assert (tmp_path / "out" / WEIGHTS).read_bytes() == (tmp_path / "whole" / WEIGHTS).read_bytes()
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_nothing_saved_as_final(train, tmp_path):
@@ -266,35 +83,26 @@ def test_a_loss_that_is_no_number_ends_the_run_with_nothing_saved_as_final(train
     assert record_of(tmp_path / "out")["status"] != "finished"
 
 
-def test_gradients_survive_an_evaluation_before_training(tiny_model, monkeypatch):
-    """On a CPU with AVX512-BF16 bitsandbytes repacks the weights at the first evaluation."""
-    monkeypatch.setattr(bnb.nn.modules, "has_avx512bf16", lambda: True)
-    from peft import get_peft_model
+@pytest.mark.parametrize("steps", [1, 3], ids=["after the last logged step", "at the last step"])
+def test_weights_that_are_no_number_are_never_saved_as_final(train, tmp_path, monkeypatch, steps):
+    def spoil(trainer, *arguments, **rest):
+        next(p for p in trainer.model.parameters() if p.requires_grad).data.fill_(float("nan"))
+        return TrainOutput(steps, 1.0, {"train_runtime": 1.0})
 
-    config = config_of(tiny_model)
-    base = model.load_base(config, torch.float32)
-    assert not any(m.support_avx512bf16_for_cpu for m in base.modules() if isinstance(m, bnb.nn.Linear4bit))
-    adapted = get_peft_model(base, model.lora(config))
-    ids = torch.arange(10)[None].to(base.device)
+    monkeypatch.setattr(recipe.SFTTrainer, "train", spoil)
+    result = train()
+    assert result.status == 6 and "became no number" in result.err
+    assert not (tmp_path / "out/adapter").exists()
 
-    def gradient_norm() -> float:
-        adapted.train()
-        adapted.zero_grad()
-        adapted(input_ids=ids, labels=ids).loss.backward()
-        return sum(
-            float(p.grad.norm()) for name, p in adapted.named_parameters() if "layers.0" in name and p.grad is not None
-        )
 
-    for parameter_name, parameter in adapted.named_parameters():
-        if "lora_B" in parameter_name:
-            torch.nn.init.normal_(parameter, std=0.1)
-    torch.manual_seed(0)
-    before = gradient_norm()
-    adapted.eval()
-    with torch.no_grad():
-        adapted(input_ids=ids)
-    torch.manual_seed(0)
-    assert gradient_norm() == pytest.approx(before, rel=1e-5) and before > 0
+def test_the_loss_scaler_may_overflow_and_an_evaluation_may_not(tmp_path):
+    control, state = TrainerControl(), TrainerState(global_step=3)
+    fp16 = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    fp16.fp16 = True  # refused on a CPU, and only this is read
+    with record.RunLog(tmp_path, done=0) as log:
+        log.on_log(fp16, state, control, logs={"loss": 1.0, "grad_norm": float("inf")})
+        with pytest.raises(Refusal, match="eval_loss became nan by step 3"):
+            log.on_log(fp16, state, control, logs={"eval_loss": float("nan")})
 
 
 def test_out_of_memory_says_what_to_lower(train, monkeypatch):
@@ -326,6 +134,44 @@ def test_wrong_targets_are_refused_before_weights_load(train, tmp_path):
     assert not (tmp_path / "out/checkpoints").exists()
 
 
+def test_a_base_that_lacks_weights_is_refused(train, own_model):
+    weights = load_file(own_model / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, own_model / "model.safetensors", metadata={"format": "pt"})
+    result = train(MODEL_ID=own_model)
+    assert result.status == 2
+    assert "lacks 1 of the weights" in result.err and "model.layers.1.mlp.up_proj.weight" in result.err
+
+
+def test_a_base_whose_generation_settings_contradict_each_other_is_trained_all_the_same(train, own_model, tmp_path):
+    wrong = {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [3, 2]}
+    (own_model / "generation_config.json").write_text(json.dumps(wrong))
+    result = train(MODEL_ID=own_model)
+    assert result.status == 0, result.err
+    assert GenerationConfig.from_pretrained(tmp_path / "out/adapter").eos_token_id == [2, 3]
+
+
+def test_the_adapter_names_its_base_and_the_bases_revision(train, tiny_model, tmp_path):
+    assert train(MODEL_REVISION="plum").status == 0
+    described = PeftConfig.from_pretrained(str(tmp_path / "out/adapter"))
+    assert (described.base_model_name_or_path, described.revision) == (str(tiny_model), "plum")
+
+
+def test_several_visible_gpus_do_not_wrap_the_model(train, monkeypatch):
+    real = TrainingArguments._setup_devices
+
+    def two_gpus(arguments):
+        device = real.func(arguments)
+        arguments._n_gpu = 2
+        return device
+
+    patched = cached_property(two_gpus)
+    patched.__set_name__(TrainingArguments, "_setup_devices")
+    monkeypatch.setattr(TrainingArguments, "_setup_devices", patched)
+    result = train()
+    assert result.status == 0, result.err
+
+
 def test_more_examples_a_step_than_rows_is_one_step_an_epoch_with_a_warning(train, tmp_path):
     result = train(EFFECTIVE_BATCH_SIZE=32, NUM_TRAIN_EPOCHS=2)
     assert result.status == 0
@@ -333,8 +179,16 @@ def test_more_examples_a_step_than_rows_is_one_step_an_epoch_with_a_warning(trai
     assert record_of(tmp_path / "out")["steps"] == 2
 
 
-def test_tensorboard_gets_the_log_and_wandb_needs_its_key(train, tmp_path):
-    assert train(REPORT_TO="tensorboard").status == 0
+def test_trackers_get_the_log(train, tmp_path):
+    result = train(REPORT_TO="tensorboard,wandb", WANDB_MODE="offline", WANDB_DIR=tmp_path, WANDB_SILENT="true")
+    assert result.status == 0, result.err
     assert list((tmp_path / "out").rglob("events.out.tfevents*"))
-    refused = train(REPORT_TO="wandb", OUTPUT_DIR=tmp_path / "other")
-    assert refused.status == 2 and "WANDB_API_KEY" in refused.err
+    assert list((tmp_path / "wandb").rglob("*.wandb"))
+
+
+def test_wandb_needs_a_key_or_a_login(train, tmp_path):
+    refused = train(REPORT_TO="wandb", NETRC=tmp_path / "netrc")
+    assert refused.status == 3 and "WANDB_API_KEY" in refused.err
+    (tmp_path / "netrc").write_text(f"machine api.wandb.ai login user password {'a' * 40}\n")
+    config = Config(_env_file=None, REPORT_TO="wandb")
+    assert doctor.trackers(config) == "wandb"

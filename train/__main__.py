@@ -1,15 +1,14 @@
 """The command line: `python -m train VERB`."""
 
 import argparse
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from train.config import Config
-from train.console import Exit, Refusal, has_terminal, notes, refuse, results, say, table
-from train.environment import SECRETS, read_config
+from train.console import Exit, Refusal, has_terminal, masked, notes, refuse, result, say, table
+from train.environment import read_config
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _unforeseen(error)
         trace = traceback.format_exc()
     if getattr(given, "debug", False):
-        notes.print(_masked(trace))
+        notes.print(masked(trace))
     return status
 
 
@@ -58,16 +57,8 @@ def _unforeseen(error: Exception) -> int:
         smaller = "lower PER_DEVICE_TRAIN_BATCH_SIZE, then MAX_LENGTH, or set ACTIVATION_CHECKPOINTING=true"
         refuse(Refusal(f"out of GPU memory: {str(error).splitlines()[0]}", smaller))
         return Exit.MEMORY
-    refuse(Refusal(_masked(f"{type(error).__name__}: {error}"), "LOG_LEVEL=debug shows where; please report it"))
+    refuse(Refusal(f"{type(error).__name__}: {error}", "LOG_LEVEL=debug shows where; please report it"))
     return 1
-
-
-def _masked(text: str) -> str:
-    """Text of a library's error, without any secret that found its way in."""
-    for name in SECRETS:
-        if value := os.environ.get(name):
-            text = text.replace(value, "********")
-    return text
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     generate = verb("generate", _generate, "Answer prompts with an adapter on its base model.")
     generate.add_argument("--adapter", required=True, metavar="DIR", help="folder with adapter_config.json")
     generate.add_argument("--prompt", required=True, action="append", metavar="TEXT", help="may be given several times")
+    generate.add_argument("--raw", action="store_true", help="continue the prompt as it stands, without chat template")
     generate.add_argument("--compare", action="store_true", help="show the base model's answers beside the adapter's")
     generate.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="longest answer (default: 256)")
     merge = verb("merge", _merge, "Write the base model with the adapter worked into its 16-bit weights.")
@@ -104,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _quiet_libraries() -> None:
     """Progress bars for people only, and warnings that ask nothing of the user left out."""
+    import logging
     import warnings
 
     import datasets
@@ -113,6 +106,8 @@ def _quiet_libraries() -> None:
     # TRL reads a name that transformers has renamed; the user can do nothing about it.
     warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)
     warnings.filterwarnings("ignore", message="Paged optimizers are not supported on CPU")  # the recipe says it
+    # It proposes a CPU kernel that loses gradients: see model.load_base.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
     if not has_terminal():
         datasets.disable_progress_bars()
@@ -137,10 +132,10 @@ def _check(given: argparse.Namespace) -> None:
     refusals = []
     for name, check in doctor.CHECKS.items():
         try:
-            results.print(f"ok    {name}: {check(config)}")
+            result(f"ok    {name}: {check(config)}")
         except Refusal as refusal:
-            results.print(f"FAIL  {name}: {refusal.what}")
-            results.print(f"      fix: {refusal.fix}")
+            result(f"FAIL  {name}: {refusal.what}")
+            result(f"      fix: {refusal.fix}")
             refusals.append(refusal)
     if refusals:
         names = "1 check" if len(refusals) == 1 else f"{len(refusals)} checks"
@@ -153,12 +148,12 @@ def _generate(given: argparse.Namespace) -> None:
 
     _quiet_libraries()
     for prompt, base, tuned in answers.generate(
-        config, given.adapter, given.prompt, given.max_new_tokens, given.compare
+        config, given.adapter, given.prompt, given.max_new_tokens, compare=given.compare, raw=given.raw
     ):
         if given.compare:
             table(("base", "tuned"), [(base, tuned)], title=prompt)
         else:
-            results.print(tuned)
+            result(tuned)
 
 
 def _merge(given: argparse.Namespace) -> None:
@@ -185,7 +180,7 @@ def _version(given: argparse.Namespace) -> None:
     from train import record
 
     for name, number in record.versions().items():
-        results.print(f"{name} {number}")
+        result(f"{name} {number}")
 
 
 if __name__ == "__main__":

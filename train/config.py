@@ -5,9 +5,10 @@ those has the setting. `environment.py` reads them; README's table and `env.exam
 """
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 Optimizer = Literal[
@@ -42,24 +43,6 @@ MICRO_BATCH_TOKENS = 2048
 def setting(group: str, default: Any, text: str, **limits: Any) -> Any:
     """A field of `Config` under a heading of the settings table."""
     return Field(default, description=text, json_schema_extra={"group": group}, **limits)
-
-
-def _clean(value: str) -> str:
-    """What a shell would have made of the value: `docker --env-file` keeps quotes, comments and carriage returns."""
-    value = value.strip()
-    if quoted := re.fullmatch(r"""(["'])(.*)\1(\s+#.*)?""", value):
-        return quoted[2].strip()
-    value = re.sub(r"\s+#.*", "", value)
-    if value[:1] in ("'", '"') or value[-1:] in ("'", '"'):
-        raise ValueError("has a quote without its partner")
-    return value
-
-
-def _clean_secret(value: str) -> str:
-    value = value.strip().strip("'\"")
-    if re.search(r"\s", value):
-        raise ValueError("has blanks inside; a comment after it is not allowed")
-    return value
 
 
 class Config(BaseSettings):
@@ -160,19 +143,23 @@ class Config(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def leave_out_blanks(cls, given: dict[str, Any]) -> dict[str, Any]:
-        # `docker --env-file` passes NAME="" on as two quotes.
-        return {k: v for k, v in given.items() if not isinstance(v, str) or v.strip() not in ("", '""', "''")}
+        return {name: value for name, value in given.items() if not isinstance(value, str) or value.strip()}
 
-    @field_validator("*", mode="before")
+    @field_validator("target_modules", "report_to", mode="before")
     @classmethod
-    def clean(cls, value: Any, info: ValidationInfo) -> Any:
-        if not isinstance(value, str):
-            return value
-        if info.field_name in ("hf_token", "wandb_api_key"):
-            return _clean_secret(value)
-        value = _clean(value)
-        if info.field_name in ("target_modules", "report_to"):
-            return [name for name in (part.strip() for part in value.split(",")) if name]
+    def split_at_commas(cls, value: Any) -> Any:
+        return [name for part in value.split(",") if (name := part.strip())] if isinstance(value, str) else value
+
+    @field_validator("model_id", "dataset", "eval_dataset", "output_dir")
+    @classmethod
+    def expand_home(cls, value: str | None) -> str | None:
+        return str(Path(value).expanduser()) if value and re.match("~(/|$)", value) else value
+
+    @field_validator("hf_token", "wandb_api_key")
+    @classmethod
+    def one_word(cls, value: SecretStr | None) -> SecretStr | None:
+        if value and re.search(r"\s", value.get_secret_value()):
+            raise ValueError("has blanks inside; a comment after it is not allowed")
         return value
 
     @model_validator(mode="after")
@@ -186,9 +173,10 @@ class Config(BaseSettings):
             found.append("EARLY_STOPPING_PATIENCE needs evaluation rows: set EVAL_FRACTION or EVAL_DATASET")
         if self.eval_steps and not self.evaluates:
             found.append("EVAL_STEPS needs evaluation rows: set EVAL_FRACTION or EVAL_DATASET")
-        if self.evaluates and self.load_best_model_at_end and self.save_steps and self.save_steps != self.eval_steps:
+        keeps_best = self.evaluates and self.load_best_model_at_end
+        if keeps_best and self.save_steps and (not self.eval_steps or self.save_steps % self.eval_steps):
             found.append(
-                "SAVE_STEPS and EVAL_STEPS must be equal to keep the best checkpoint: "
+                "SAVE_STEPS must be a multiple of EVAL_STEPS to keep the best checkpoint: "
                 "leave SAVE_STEPS out, or set LOAD_BEST_MODEL_AT_END=false"
             )
         if self.max_steps and "num_train_epochs" in given:
@@ -230,4 +218,5 @@ class Config(BaseSettings):
             return self.effective_batch_size // accumulation, accumulation, "GRADIENT_ACCUMULATION_STEPS given"
         fits = max(1, MICRO_BATCH_TOKENS // self.max_length)
         size = max(n for n in range(1, fits + 1) if self.effective_batch_size % n == 0)
-        return size, self.effective_batch_size // size, f"auto: at most {MICRO_BATCH_TOKENS:,} tokens a forward pass"
+        tokens = f"at most {size * self.max_length:,} tokens a forward pass"
+        return size, self.effective_batch_size // size, f"auto: {tokens}"

@@ -12,6 +12,8 @@ notes = Console(stderr=True, markup=False, highlight=False, emoji=False, soft_wr
 results = Console(
     markup=False, highlight=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120
 )
+MASK = "********"
+_secrets: set[str] = set()
 
 
 class Exit(IntEnum):
@@ -34,20 +36,37 @@ class Refusal(Exception):
         self.what, self.fix, self.code = what, fix, code
 
 
+def conceal(secret: str) -> None:
+    """Never print this text again, wherever it turns up: libraries quote it in their errors."""
+    _secrets.add(secret)
+
+
+def masked(text: str) -> str:
+    """The text with every secret in it masked."""
+    for secret in _secrets:
+        text = text.replace(secret, MASK)
+    return text
+
+
 def say(text: str) -> None:
     """A line about what the program does or decided."""
-    notes.print(text)
+    notes.print(masked(text))
 
 
 def warn(text: str) -> None:
     """A line about something the user may want to change; the run goes on."""
-    notes.print(f"warning: {text}", style="yellow")
+    notes.print(masked(f"warning: {text}"), style="yellow")
 
 
 def refuse(refusal: Refusal) -> None:
     """Print why the run ends and the way out."""
-    notes.print(f"error: {refusal.what}", style="bold red")
-    notes.print(f"fix: {refusal.fix}")
+    notes.print(masked(f"error: {refusal.what}"), style="bold red")
+    notes.print(masked(f"fix: {refusal.fix}"))
+
+
+def result(text: str) -> None:
+    """A line that the verb was asked for."""
+    results.print(masked(text))
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:

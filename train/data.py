@@ -2,19 +2,21 @@
 
 A shape is known by the columns:
 
-    messages, or conversations (ShareGPT)   chat turns; the last answer may be followed by nothing else
+    messages, or conversations (ShareGPT)   chat turns, one of them an answer
     prompt + completion                     TRL's pair, as text (used verbatim) or as chat turns
     instruction/question/… + output/…       one question and one answer, with an optional input or context
     text                                    plain text
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas
 from huggingface_hub.errors import HfHubHTTPError
 
 from train.console import Exit, Refusal
@@ -23,13 +25,7 @@ Row = dict[str, Any]
 
 # The name the course prints for its dataset does not exist.
 WRONG_NAMES = {"databricks/dolly-15k": "databricks/databricks-dolly-15k"}
-READERS: dict[str, tuple[str, dict[str, Any]]] = {
-    ".json": ("json", {}),
-    ".jsonl": ("json", {}),
-    ".csv": ("csv", {"keep_default_na": False}),  # else the answer "None" is read as missing
-    ".tsv": ("csv", {"keep_default_na": False, "sep": "\t"}),
-    ".parquet": ("parquet", {}),
-}
+READERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 QUESTIONS = ("instruction", "question", "query", "prompt")
 ANSWERS = ("output", "response", "answer", "completion")
 CONTEXTS = ("input", "context")
@@ -44,44 +40,76 @@ class UnusableRow(Exception):
     """A row that cannot be trained on; its text is the reason, counted and reported by whoever reads rows."""
 
 
-def load(name: str, split: str, config: str | None = None, revision: str | None = None) -> datasets.Dataset:
+def load(
+    name: str, split: str | None, config: str | None = None, revision: str | None = None, setting: str = "DATASET"
+) -> datasets.Dataset:
     """One split of a local file, a local folder or a Hub dataset.
+
+    Args:
+        split: name and slice; None takes the first of validation, test and train that there is.
+        setting: the setting that gave the name, for messages.
 
     Raises:
         Refusal: the name, split or configuration does not exist, or a file cannot be read.
     """
     if name in WRONG_NAMES:
-        raise Refusal(f'there is no dataset "{name}"', f"set DATASET={WRONG_NAMES[name]}")
-    path = Path(name).expanduser()
+        raise Refusal(f'there is no dataset "{name}"', f"set {setting}={WRONG_NAMES[name]}")
+    path = Path(name)
     if re.match(r"[./~]", name) and not path.exists():
-        raise Refusal(f"there is no file or folder {name}", "set DATASET to a path that exists, or to a Hub name")
+        raise Refusal(f"there is no file or folder {name}", f"set {setting} to a path that exists, or to a Hub name")
+    if path.is_file() and path.suffix.lower() not in READERS:
+        raise Refusal(f"{name} is of no known kind", f"bring one of: {', '.join(READERS)}")
     try:
         if path.is_file():
-            if path.suffix.lower() not in READERS:
-                raise Refusal(f"{name} is of no known kind", f"bring one of: {', '.join(READERS)}")
-            reader, options = READERS[path.suffix.lower()]
-            return datasets.load_dataset(reader, data_files=str(path), split=split, **options)
-        return datasets.load_dataset(str(path) if path.is_dir() else name, config, split=split, revision=revision)
+            return _load_file(path, split or "train")
+        split = split or _evaluation_split(name, config, revision)
+        return datasets.load_dataset(name, config, split=split, revision=revision)
     except (datasets.exceptions.DatasetNotFoundError, HfHubHTTPError, ConnectionError) as error:
         raise Refusal(
             f'dataset "{name}" cannot be had: {_first_line(error)}',
-            "check DATASET and DATASET_REVISION; a private or gated dataset needs HF_TOKEN; offline, use a local file",
+            f"check {setting} and its revision; a private or gated dataset needs HF_TOKEN; offline, use a local file",
             Exit.MACHINE if isinstance(error, ConnectionError) else Exit.SETTINGS,
         ) from error
-    except (ValueError, RuntimeError, datasets.exceptions.DatasetGenerationError, StopIteration) as error:
+    except (
+        ValueError,
+        RuntimeError,
+        PermissionError,
+        datasets.exceptions.DatasetGenerationError,
+        StopIteration,
+    ) as error:
         cause = error.__cause__ or error
         raise Refusal(
-            f'dataset "{name}", split {split}: {_first_line(cause)}',
-            "check DATASET_SPLIT and DATASET_CONFIG, and that the file holds one JSON object, or one CSV record, per row",
+            f'dataset "{name}"' + (f", split {split}" if split else "") + f": {_first_line(cause)}",
+            f"check {setting}, {setting}_SPLIT and DATASET_CONFIG, and that the file holds one JSON object, or one CSV "
+            "record, per row",
         ) from error
 
 
-def load_eval(name: str, split: str | None) -> datasets.Dataset:
-    """Evaluation rows: the split named, else the first of validation, test and train that the dataset has."""
-    if split:
-        return load(name, split)
-    splits = ["train"] if Path(name).is_file() else datasets.get_dataset_split_names(name)
-    return load(name, next((s for s in ("validation", "test", "train") if s in splits), splits[0]))
+def _evaluation_split(name: str, config: str | None, revision: str | None) -> str:
+    splits = datasets.get_dataset_split_names(name, config, revision=revision)
+    return next((s for s in ("validation", "test", "train") if s in splits), splits[0])
+
+
+def _load_file(path: Path, split: str) -> datasets.Dataset:
+    """A local file's rows with every cell as it is written: an answer 007, 3.10, None or 2024-01-02 stays that."""
+    options: dict[str, Any] = {}
+    if READERS[path.suffix.lower()] == "csv":
+        options = {"sep": "\t" if path.suffix.lower() == ".tsv" else ",", "keep_default_na": False}
+        header = pandas.read_csv(path, sep=options["sep"], nrows=0)
+        options["features"] = datasets.Features({column: datasets.Value("string") for column in header.columns})
+    rows = datasets.load_dataset(READERS[path.suffix.lower()], data_files=str(path), split=split, **options)
+    if READERS[path.suffix.lower()] == "json" and (features := _dates_as_text(rows.features)) != rows.features:
+        rows = datasets.load_dataset("json", data_files=str(path), split=split, features=features)
+    return rows
+
+
+def _dates_as_text(feature: Any) -> Any:
+    """The features, without the timestamps that the JSON reader makes of text that looks like a date."""
+    if isinstance(feature, dict):
+        return type(feature)({name: _dates_as_text(part) for name, part in feature.items()})
+    if isinstance(feature, datasets.List):
+        return datasets.List(_dates_as_text(feature.feature))
+    return datasets.Json() if str(feature.dtype).startswith("timestamp") else feature
 
 
 def _first_line(error: BaseException) -> str:
@@ -90,7 +118,7 @@ def _first_line(error: BaseException) -> str:
 
 def fingerprint(name: str) -> str | None:
     """SHA-256 over the names and bytes of a local file or folder; None for a Hub name."""
-    path = Path(name).expanduser()
+    path = Path(name)
     if not path.exists():
         return None
     digest = hashlib.sha256()
@@ -130,11 +158,17 @@ def shaper(columns: Sequence[str]) -> tuple[str, Callable[[Row], Row]]:
 
 
 def _text(value: Any, reason: str) -> str:
-    """A cell as text; blank, missing and nested cells are not."""
-    if isinstance(value, bool | int | float):
-        return str(value).lower() if isinstance(value, bool) else str(value)
-    if not isinstance(value, str) or not value.strip():
+    """A cell as text: numbers and truth values as JSON writes them.
+
+    Raises:
+        UnusableRow: the cell is missing or blank (`reason`), or it is nested or a date.
+    """
+    if value is None or (isinstance(value, str) and not value.strip()):
         raise UnusableRow(reason)
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    if not isinstance(value, str):
+        raise UnusableRow(f"a {type(value).__name__} where text belongs")
     return value
 
 

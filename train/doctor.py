@@ -68,9 +68,14 @@ def trackers(config: Config) -> str:
     for name in wanted:
         if importlib.util.find_spec(name) is None:
             raise Refusal(f"REPORT_TO={name}, but its package is not here", f"install {name}, or set REPORT_TO=none")
-    offline = os.environ.get("WANDB_MODE") in ("offline", "disabled")
-    if "wandb" in wanted and not (config.wandb_api_key or offline):
-        raise Refusal("REPORT_TO=wandb needs WANDB_API_KEY", "set WANDB_API_KEY, or WANDB_MODE=offline")
+    if "wandb" in wanted and os.environ.get("WANDB_MODE") not in ("offline", "disabled"):
+        from wandb.sdk.lib.wbauth import read_netrc_auth  # heavy, and wanted by few
+
+        host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+        if not (config.wandb_api_key or read_netrc_auth(host=host)):
+            raise Refusal(
+                "REPORT_TO=wandb needs WANDB_API_KEY", "set WANDB_API_KEY, or WANDB_MODE=offline", Exit.MACHINE
+            )
     return ", ".join(wanted) or "none"
 
 
@@ -78,7 +83,12 @@ def dataset(config: Config) -> str:
     """The rows can be read and have a known shape."""
     rows = data.load(config.dataset, config.split, config.dataset_config, config.dataset_revision)
     shape, _ = data.shaper(rows.column_names)
-    return f"{config.dataset}, {config.split}: {len(rows):,} rows of {shape}"
+    found = f"{config.dataset}, {config.split}: {len(rows):,} rows of {shape}"
+    if config.eval_dataset:
+        rows = data.load(config.eval_dataset, config.eval_dataset_split, setting="EVAL_DATASET")
+        shape, _ = data.shaper(rows.column_names)
+        found += f"; to evaluate, {config.eval_dataset}: {len(rows):,} rows of {shape}"
+    return found
 
 
 def base_model(config: Config) -> str:

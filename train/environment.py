@@ -16,17 +16,20 @@ from dotenv.parser import parse_stream
 from pydantic import ValidationError
 
 from train.config import Config
-from train.console import Refusal
+from train.console import Refusal, conceal
 from train.settings_text import SETTINGS, allowed, is_secret
 
 # Names that other programs own; an env file may carry them, and they keep their meaning.
 ECOSYSTEM = re.compile(
-    r"(HF|HUGGINGFACE|TRANSFORMERS|DATASETS|TOKENIZERS|ACCELERATE|BNB|BITSANDBYTES|WANDB|TRACKIO|TENSORBOARD|MLFLOW"
-    r"|COMET|CLEARML|SWANLAB|CUDA|NVIDIA|NCCL|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|OMP|MKL|OPENBLAS|MASTER|PET|SLURM"
+    r"BNB_(?!4BIT_)\w+|(HF|HUGGINGFACE|TRANSFORMERS|DATASETS|TOKENIZERS|ACCELERATE|BITSANDBYTES|WANDB|TRACKIO"
+    r"|TENSORBOARD|MLFLOW|COMET|CLEARML|SWANLAB|CUDA|NVIDIA|NCCL|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|OMP|MKL|OPENBLAS|MASTER|PET|SLURM"
     r"|LC|XDG)_\w+|PYTHON\w+|(LOCAL_|NODE_)?RANK|WORLD_SIZE|HOME|PATH|LD_LIBRARY_PATH|TMPDIR|TZ|LANG"
     r"|(HTTPS?|NO|ALL|https?|no|all)_(PROXY|proxy)|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE"
 )
+# Another program's name that is one slip away from a setting.
+FALSE_FRIENDS = {"LOGLEVEL"}
 SECRETS = [name for name in SETTINGS if is_secret(name)]
+SECRET_FILES = [f"{name}_FILE" for name in SECRETS]
 ENCODING = "utf-8-sig"  # Windows editors put a byte order mark first.
 
 
@@ -47,6 +50,7 @@ def read_config(env_file: str | None = None) -> Config:
     from_file = (
         {name: value or "" for name, value in dotenv_values(path, encoding=ENCODING).items()} if readable else {}
     )
+    mistakes += _tidy_environment()
     given = {**from_file, **{name: value for name, value in os.environ.items() if value}}
     mistakes += _wrong_names(from_file)
     try:
@@ -63,7 +67,29 @@ def read_config(env_file: str | None = None) -> Config:
     for name in SECRETS:  # The libraries look for these in the environment.
         if secret := getattr(config, name.lower()):
             os.environ[name] = secret.get_secret_value()
+            conceal(secret.get_secret_value())
     return config
+
+
+def _tidy_environment() -> Iterator[str]:
+    """Make the settings' values what a shell would have made of them, and name those where that is a guess.
+
+    `docker run --env-file` keeps quotes, comments, carriage returns and trailing blanks; python-dotenv does not, so
+    the values of an env file are left as they are.
+    """
+    for name in [*SETTINGS, *SECRET_FILES]:
+        value = os.environ.get(name, "").strip()
+        if quoted := re.fullmatch(r"""(["'])(.*)\1(\s+#.*)?""", value):
+            value = quoted[2].strip()
+        else:
+            value = value if name in SECRETS else re.sub(r"\s+#.*", "", value)
+            if value[:1] in ("'", '"') or value[-1:] in ("'", '"'):
+                shown = "a secret" if name in SECRETS else value
+                yield f"{name} is {shown}: has a quote without its partner"
+        if value:
+            os.environ[name] = value
+        else:
+            os.environ.pop(name, None)
 
 
 def _broken_lines(path: Path) -> Iterator[str]:
@@ -79,10 +105,9 @@ def _broken_lines(path: Path) -> Iterator[str]:
 
 def _wrong_names(from_file: Mapping[str, str]) -> Iterator[str]:
     """Names that look like a slip, and env file names that no program reads."""
-    secret_files = [f"{name}_FILE" for name in SECRETS]
-    known = [*SETTINGS, *secret_files]
+    known = [*SETTINGS, *SECRET_FILES]
     for name in sorted({*os.environ, *from_file}):
-        if name in known:
+        if name in known or name in FALSE_FRIENDS:
             continue
         if slips := [right for right in known if _one_slip(name.upper(), right)]:
             yield f"{name}: is not a setting; did you mean {slips[0]}?"
@@ -116,7 +141,8 @@ def _secrets_from_files(given: Mapping[str, str], mistakes: list[str]) -> dict[s
         try:
             secrets[name] = Path(path).read_text(encoding=ENCODING).strip()
         except (OSError, UnicodeDecodeError) as error:
-            mistakes.append(f"{name}_FILE={path}: cannot be read ({error.__class__.__name__})")
+            # Not the value: someone may have put the secret itself there.
+            mistakes.append(f"{name}_FILE: the file it names cannot be read ({error.__class__.__name__})")
     return secrets
 
 

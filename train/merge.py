@@ -23,6 +23,8 @@ from train.record import follow_umask
 
 PREFIX = "base_model.model."
 SHARD_BYTES = 2 * 2**30
+BASE_FILES = ["*.json", "*.jinja", "*.model", "model*.safetensors"]
+OTHERWISE = "merge with PEFT's merge_and_unload instead"
 
 
 def merge(config: Config, adapter: str, out: Path) -> None:
@@ -35,19 +37,19 @@ def merge(config: Config, adapter: str, out: Path) -> None:
     Raises:
         Refusal: no adapter, `out` exists, or the adapter trains something a tensor-wise merge cannot place.
     """
-    described = model.base_of(adapter)
+    config, described = model.with_base_of(config, adapter)
     if out.exists():
         raise Refusal(f"{out} exists already", "give --out a folder that does not exist yet")
-    assert isinstance(described, LoraConfig)
-    base = _base_folder(str(described.base_model_name_or_path), described.revision)
+    if not isinstance(described, LoraConfig):
+        raise Refusal(f"{adapter} is a {described.peft_type} adapter, not LoRA", OTHERWISE)
+    base = _base_folder(config)
     layers = _layers(Path(adapter))
+    names = _tensor_files(base)
+    _refuse_unplaceable(described, layers, names)
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
 
-    names = _tensor_files(base)
-    if strangers := [layer for layer in layers if f"{layer}.weight" not in names]:
-        raise Refusal(f"the base has no weight for {strangers[0]}", "merge with PEFT's merge_and_unload instead")
     _write(partial, names, layers, described)
     for file in [*base.glob("*.json"), *base.glob("*.jinja"), *base.glob("*.model"), *Path(adapter).glob("*")]:
         if file.is_file() and not file.name.startswith(("adapter_", "model.safetensors")) and file.suffix != ".md":
@@ -59,22 +61,43 @@ def merge(config: Config, adapter: str, out: Path) -> None:
     say(f"{len(layers)} layers merged in bf16: {out}")
 
 
-def _base_folder(name: str, revision: str | None) -> Path:
-    path = Path(name)
+def _base_folder(config: Config) -> Path:
+    architecture = model.load_model_config(config)
+    if getattr(architecture, "quantization_config", None):
+        raise Refusal(
+            f"{config.model_id} is quantised: its weights cannot take an adapter", "set MODEL_ID to the original"
+        )
+    path = Path(config.model_id)
     if not path.is_dir():
-        path = Path(snapshot_download(name, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
-    if not list(path.glob("*.safetensors")):
-        raise Refusal(f"{name} has no safetensors weights", "use a base model that ships them; pickles are not loaded")
+        path = Path(snapshot_download(config.model_id, revision=config.model_revision, allow_patterns=BASE_FILES))
     return path
 
 
 def _tensor_files(base: Path) -> dict[str, Path]:
-    """Tensor name to the file that holds it, in the files' order."""
-    found = {}
-    for file in sorted(base.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
-            found.update(dict.fromkeys(tensors.keys(), file))
-    return found
+    """Tensor name to the file that holds it; other files, such as Meta's own consolidated ones, are left out."""
+    index, single = base / "model.safetensors.index.json", base / "model.safetensors"
+    if index.is_file():
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {name: base / file for name, file in weight_map.items()}
+    if not single.is_file():
+        raise Refusal(f"{base} has no safetensors weights", "use a base model that ships them; pickles are not loaded")
+    with safe_open(single, framework="pt") as tensors:
+        return dict.fromkeys(tensors.keys(), single)
+
+
+def _refuse_unplaceable(config: LoraConfig, layers: dict[str, dict[str, torch.Tensor]], names: dict[str, Path]) -> None:
+    """Refuse an adapter that is more than one rank and scale on plain linear layers of this base."""
+    for option in ("rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias"):
+        if getattr(config, option, None):
+            raise Refusal(f"the adapter's {option} is not merged tensor by tensor", OTHERWISE)
+    for layer, parts in layers.items():
+        if f"{layer}.weight" not in names:
+            raise Refusal(f"the base has no weight for {layer}", OTHERWISE)
+        with safe_open(names[f"{layer}.weight"], framework="pt") as tensors:
+            weight = tensors.get_slice(f"{layer}.weight")
+            shape, kind = weight.get_shape(), weight.get_dtype()
+        if shape != [parts["B"].shape[0], parts["A"].shape[1]] or kind not in ("F32", "F16", "BF16"):
+            raise Refusal(f"the adapter does not fit the base's {layer}: {kind} of shape {shape}", OTHERWISE)
 
 
 def _layers(adapter: Path) -> dict[str, dict[str, torch.Tensor]]:
@@ -84,9 +107,7 @@ def _layers(adapter: Path) -> dict[str, dict[str, torch.Tensor]]:
         for key in tensors.keys():  # noqa: SIM118 - a safetensors handle is no mapping
             layer, _, part = key.removeprefix(PREFIX).partition(".lora_")
             if part.removesuffix(".weight") not in ("A", "B", "magnitude_vector"):
-                raise Refusal(
-                    f"the adapter trains {key}, which is no LoRA matrix", "merge with PEFT's merge_and_unload"
-                )
+                raise Refusal(f"the adapter trains {key}, which is no LoRA matrix", OTHERWISE)
             layers.setdefault(layer, {})[part.removesuffix(".weight")] = tensors.get_tensor(key)
     return layers
 

@@ -20,7 +20,7 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from train.config import Config
-from train.console import Exit, Refusal
+from train.console import Exit, Refusal, warn
 
 # The oldest NVIDIA generation with bf16 arithmetic is Ampere.
 BF16_CAPABILITY = (8, 0)
@@ -93,15 +93,20 @@ def load_tokenizer(config: Config, name: str | None = None) -> PreTrainedTokeniz
 
 
 def generation_config(config: Config, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
-    """The base's generation settings, stopping where the base stops and at the tokenizer's end token."""
+    """Special tokens for generation: it stops where the base stops, and at the tokenizer's end token.
+
+    The base's sampling settings are left out: some models ship contradictory ones, which cannot be saved again.
+    """
     try:
-        generation = GenerationConfig.from_pretrained(config.model_id, revision=config.model_revision or "main")
+        base = GenerationConfig.from_pretrained(config.model_id, revision=config.model_revision or "main")
     except OSError:  # Not every model ships one.
-        generation = GenerationConfig.from_model_config(load_model_config(config))
-    stops = generation.eos_token_id if isinstance(generation.eos_token_id, list) else [generation.eos_token_id]
-    generation.eos_token_id = sorted({stop for stop in [*stops, tokenizer.eos_token_id] if stop is not None})
-    generation.pad_token_id = tokenizer.pad_token_id
-    return generation
+        base = GenerationConfig.from_model_config(load_model_config(config))
+    stops = base.eos_token_id if isinstance(base.eos_token_id, list) else [base.eos_token_id]
+    return GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=sorted({stop for stop in [*stops, tokenizer.eos_token_id] if stop is not None}),
+        pad_token_id=tokenizer.pad_token_id,
+    )
 
 
 def check_targets(config: Config, architecture: PretrainedConfig) -> None:
@@ -131,14 +136,20 @@ def load_base(config: Config, dtype: torch.dtype) -> PreTrainedModel:
         bnb_4bit_use_double_quant=config.bnb_4bit_use_double_quant,
         bnb_4bit_compute_dtype=dtype,
     )
-    model = _from_hub(
+    model, loading = _from_hub(
         AutoModelForCausalLM.from_pretrained,
         config,
         config.model_id,
         quantization_config=quantisation if config.load_in_4bit else None,
         dtype=dtype,
         device_map={"": device()},
+        output_loading_info=True,
     )
+    if lost := sorted(loading["missing_keys"]) + sorted(str(key[0]) for key in loading["mismatched_keys"]):
+        raise Refusal(
+            f'"{config.model_id}" lacks {len(lost)} of the weights its config.json describes, such as {lost[0]}',
+            "download the model again; or choose one whose config.json fits its weights",
+        )
     for module in model.modules():
         if isinstance(module, bnb.nn.Linear4bit):
             # On a CPU with AVX512-BF16 bitsandbytes repacks weights at the first evaluation and never back:
@@ -157,6 +168,7 @@ def lora(config: Config) -> LoraConfig:
         target_modules="all-linear" if targets == ["all-linear"] else targets,
         use_rslora=config.use_rslora,
         use_dora=config.use_dora,
+        revision=config.model_revision,  # of the base: whoever loads the adapter gets the same weights
         task_type="CAUSAL_LM",
     )
 
@@ -168,30 +180,36 @@ def adapter_in_float32(model: torch.nn.Module) -> None:
             parameter.data = parameter.data.float()
 
 
-def base_of(adapter: str) -> PeftConfig:
-    """The adapter's own description, which names its base model.
+def trained_is_finite(model: torch.nn.Module) -> bool:
+    """Whether every trained weight is a number."""
+    return all(bool(parameter.isfinite().all()) for parameter in model.parameters() if parameter.requires_grad)
+
+
+def with_base_of(config: Config, adapter: str) -> tuple[Config, PeftConfig]:
+    """The settings with the adapter's base for MODEL_ID, unless that was given, and the adapter's description.
 
     Raises:
         Refusal: the folder holds no adapter.
     """
     try:
-        return PeftConfig.from_pretrained(adapter)
+        described = PeftConfig.from_pretrained(adapter)
     except (ValueError, OSError, HfHubHTTPError) as error:
         raise Refusal(f'"{adapter}" holds no adapter', "give the folder with adapter_config.json") from error
+    named = str(described.base_model_name_or_path)
+    if "model_id" not in config.model_fields_set:
+        config = config.model_copy(update={"model_id": named, "model_revision": described.revision})
+    elif config.model_id != named:
+        warn(f"MODEL_ID={config.model_id} stands in for {named}, the base that the adapter names")
+    return config, described
 
 
-def answer(
-    model: Any,  # a PreTrainedModel or a PeftModel
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: str,
-    max_new_tokens: int,
-    generation: GenerationConfig,
-) -> str:
-    """The model's greedy answer to a single-turn prompt, without special tokens."""
-    inputs: Any = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
-    )
-    inputs = inputs.to(model.device)
-    with torch.no_grad():
-        output = model.generate(**inputs, generation_config=generation, do_sample=False, max_new_tokens=max_new_tokens)
-    return str(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)).strip()
+def by_type(parameters_of: torch.nn.Module, trained: bool = False) -> str:
+    """Parameters by data type, such as '12,345 float32'; 4-bit ones count two to a byte."""
+    counts: dict[str, int] = {}
+    for parameter in parameters_of.parameters():
+        if trained and not parameter.requires_grad:
+            continue
+        packed = parameter.dtype == torch.uint8
+        name = "4-bit" if packed else str(parameter.dtype).removeprefix("torch.")
+        counts[name] = counts.get(name, 0) + parameter.numel() * (2 if packed else 1)
+    return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items()))

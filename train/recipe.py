@@ -1,5 +1,6 @@
 """The run, top to bottom: QLoRA fine-tuning as one reads it in a tutorial, every derived number said with its reason."""
 
+import math
 import shutil
 import time
 from pathlib import Path
@@ -7,12 +8,11 @@ from typing import Any
 
 import torch
 from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback
-from transformers.trainer_utils import get_last_checkpoint
-from trl import SFTConfig, SFTTrainer
+from trl import SFTTrainer
 
-from train import data, doctor, model, record, tokens
+from train import arguments, checkpoint, data, doctor, model, record, tokens
 from train.config import Config
-from train.console import Refusal, has_terminal, say, warn
+from train.console import Refusal, say, warn
 from train.settings_text import resolved
 
 
@@ -32,8 +32,12 @@ def train(config: Config) -> None:
     say(f"compute in {dtype}: {why}")
     doctor.output(config)
     doctor.trackers(config)
-    resume = find_resume(output, checkpoints, settings)
-    if resume == "finished":
+    data_sha256 = {
+        "DATASET": data.fingerprint(config.dataset),
+        "EVAL_DATASET": data.fingerprint(config.eval_dataset) if config.eval_dataset else None,
+    }
+    earlier = checkpoint.find(output, checkpoints, settings, data_sha256)
+    if earlier.finished:
         return
 
     # 2. Rows to tokens: the answers are learned, the questions are only read.
@@ -47,20 +51,19 @@ def train(config: Config) -> None:
 
     # 3. The base in 4 bits, frozen; LoRA matrices beside its linear layers, trained.
     per_device, accumulation, why = config.micro_batch()
-    say(f"an optimizer step: {accumulation} × {per_device} = {accumulation * per_device} examples ({why})")
-    if accumulation * per_device > len(train_rows.rows):
-        warn(
-            f"the effective batch of {accumulation * per_device} exceeds the {len(train_rows.rows)} rows: one step an epoch"
-        )
+    batch = accumulation * per_device
+    say(f"an optimizer step: {accumulation} × {per_device} = {batch} examples ({why})")
+    if batch > len(train_rows.rows):
+        warn(f"the effective batch of {batch} exceeds the {len(train_rows.rows)} rows: one step an epoch")
     base = model.load_base(config, dtype)
     if config.optim.startswith("paged") and base.device.type == "cpu":
         say(f"{config.optim}: on a CPU its state is not paged")
-    say(f"base parameters by type: {by_type(base)}")
+    say(f"base parameters by type: {model.by_type(base)}")
 
     # 4. TRL's trainer does the loop.
     trainer = SFTTrainer(
         model=base,
-        args=trainer_arguments(config, checkpoints, dtype, per_device, accumulation),
+        args=arguments.trainer_arguments(config, checkpoints, dtype, per_device, accumulation),
         train_dataset=train_rows.rows,
         eval_dataset=eval_rows.rows if eval_rows else None,
         processing_class=tokenizer,
@@ -68,11 +71,9 @@ def train(config: Config) -> None:
     )
     adapted: Any = trainer.model
     model.adapter_in_float32(adapted)  # TRL casts the adapter of a quantised base to bf16
-    say(f"trained: {by_type(adapted, trained=True)} of {adapted.num_parameters():,} parameters")
-    log = record.RunLog(output, resumed=resume is not None)
+    say(f"trained: {model.by_type(adapted, trained=True)} of {adapted.num_parameters():,} parameters")
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    trainer.add_callback(log)
     if config.early_stopping_patience:
         trainer.add_callback(EarlyStoppingCallback(config.early_stopping_patience))
 
@@ -82,8 +83,10 @@ def train(config: Config) -> None:
         "versions": record.versions(),
         "hardware": record.hardware(),
         "model_revision": getattr(architecture, "_commit_hash", None),
-        "dataset_sha256": data.fingerprint(config.dataset),
+        "data_sha256": data_sha256,
+        "dataset_split": config.split,
         "compute_dtype": str(dtype).removeprefix("torch."),
+        "examples_a_step": batch,
         "examples_a_forward_pass": per_device,
         "forward_passes_a_step": accumulation,
         "train_rows": train_rows.account(),
@@ -91,9 +94,13 @@ def train(config: Config) -> None:
         "seconds_to_first_step": round(time.time() - started, 1),
     }
     record.write(output, run)
-    result = trainer.train(resume_from_checkpoint=resume)
+    with record.RunLog(output, earlier.step) as log:
+        trainer.add_callback(log)
+        result = trainer.train(resume_from_checkpoint=earlier.checkpoint)
 
     # 5. The adapter, whole or not at all.
+    if not math.isfinite(result.training_loss) or not model.trained_is_finite(adapted):
+        raise record.diverged(f"the loss or the adapter became no number by step {trainer.state.global_step}")
     adapter = save_adapter(adapted, tokenizer, generation, output)
     losses = [entry["loss"] for entry in log.entries if "loss" in entry]
     run |= {
@@ -114,27 +121,12 @@ def train(config: Config) -> None:
     say(f"done in {run['seconds']:.0f} s: {adapter}")
 
 
-def find_resume(output: Path, checkpoints: Path, settings: dict[str, Any]) -> str | None:
-    """The checkpoint to go on from, "finished" where nothing is left to do, None for a fresh start."""
-    earlier = record.read(output)
-    last = get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None
-    if earlier is None and last is not None:
-        raise Refusal(f"{checkpoints} holds checkpoints of an unknown run", "set OUTPUT_DIR to another folder")
-    finished = earlier is not None and earlier["status"] == "finished"
-    if earlier is None or not (finished or last):
-        return None
-    record.refuse_other_settings(earlier, settings)
-    if finished and (output / "adapter").is_dir():
-        say(f"{output / 'adapter'} is finished with these settings: nothing to do")
-        return "finished"
-    say(f"going on from {last}")
-    return last
-
-
 def load_rows(config: Config, tokenizer: Any, stop_ids: list[int]) -> tuple[tokens.Tokenised, tokens.Tokenised | None]:
     """Rows to train on and, where asked for, to evaluate on."""
     raw = data.load(config.dataset, config.split, config.dataset_config, config.dataset_revision)
-    eval_raw = data.load_eval(config.eval_dataset, config.eval_dataset_split) if config.eval_dataset else None
+    eval_raw = None
+    if config.eval_dataset:
+        eval_raw = data.load(config.eval_dataset, config.eval_dataset_split, setting="EVAL_DATASET")
     if config.eval_fraction:
         if len(raw) * (1 - config.eval_fraction) < 1:
             raise Refusal(
@@ -151,61 +143,6 @@ def load_rows(config: Config, tokenizer: Any, stop_ids: list[int]) -> tuple[toke
         )
 
     return tokenised(raw, "train"), tokenised(eval_raw, "eval") if eval_raw else None
-
-
-def trainer_arguments(
-    config: Config, checkpoints: Path, dtype: torch.dtype, per_device: int, accumulation: int
-) -> SFTConfig:
-    """The settings in TRL's terms."""
-    every_eval = config.eval_steps
-    best = config.evaluates and config.load_best_model_at_end
-    every_save = config.save_steps or (every_eval if best else None)
-    return SFTConfig(
-        output_dir=str(checkpoints),
-        per_device_train_batch_size=per_device,
-        per_device_eval_batch_size=per_device,
-        gradient_accumulation_steps=accumulation,
-        num_train_epochs=config.num_train_epochs,
-        max_steps=config.max_steps or -1,
-        learning_rate=config.learning_rate,
-        lr_scheduler_type=config.lr_scheduler_type,
-        warmup_steps=config.warmup_steps,
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
-        optim=config.optim,
-        neftune_noise_alpha=config.neftune_noise_alpha,
-        activation_checkpointing=config.activation_checkpointing,
-        bf16=dtype == torch.bfloat16,
-        fp16=dtype == torch.float16,
-        use_cpu=model.device().type == "cpu",
-        max_length=None,  # the rows are cut already
-        seed=config.seed,
-        logging_steps=config.logging_steps,
-        logging_first_step=True,
-        logging_nan_inf_filter=False,  # else a loss that is no number is logged as 0
-        report_to=list(config.report_to),
-        disable_tqdm=not has_terminal(),
-        eval_strategy=("steps" if every_eval else "epoch") if config.evaluates else "no",
-        eval_steps=every_eval,
-        prediction_loss_only=True,  # the logits of all rows would fill the memory
-        save_strategy="steps" if every_save else "epoch",
-        save_steps=every_save or 500,
-        save_total_limit=config.save_total_limit,
-        load_best_model_at_end=best,
-        metric_for_best_model="eval_loss" if config.evaluates else None,
-    )
-
-
-def by_type(parameters_of: torch.nn.Module, trained: bool = False) -> str:
-    """Parameters by data type, such as '12,345 float32'; 4-bit ones count two to a byte."""
-    counts: dict[str, int] = {}
-    for parameter in parameters_of.parameters():
-        if trained and not parameter.requires_grad:
-            continue
-        packed = parameter.dtype == torch.uint8
-        name = "4-bit" if packed else str(parameter.dtype).removeprefix("torch.")
-        counts[name] = counts.get(name, 0) + parameter.numel() * (2 if packed else 1)
-    return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items()))
 
 
 def save_adapter(adapted: Any, tokenizer: Any, generation: Any, output: Path) -> Path:

@@ -5,13 +5,14 @@ Files are written beside their place and renamed, so a reader never sees half a 
 
 import hashlib
 import json
+import math
 import os
 import platform
 import subprocess
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -21,8 +22,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from train.console import Exit, Refusal, has_terminal, notes, say
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "huggingface-hub")
-# Settings that may differ when a run is taken up again: they do not change the adapter.
-FREE = {"OUTPUT_DIR", "LOG_LEVEL", "HF_TOKEN", "WANDB_API_KEY", "REPORT_TO", "SAVE_TOTAL_LIMIT", "ALLOW_CPU"}
 SHOWN = {
     "loss": "loss {:.4f}",
     "eval_loss": "eval loss {:.4f}",
@@ -72,31 +71,40 @@ def read(output: Path) -> dict[str, Any] | None:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
-def refuse_other_settings(earlier: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Refuse to mix two runs in one folder.
+def diverged(what: str) -> Refusal:
+    """The refusal of a run whose numbers are none any more."""
+    return Refusal(
+        f"{what}; nothing was saved as final",
+        "lower LEARNING_RATE, set BNB_4BIT_COMPUTE_DTYPE=bfloat16 where the GPU has it, or look for broken rows",
+        Exit.DIVERGED,
+    )
 
-    Raises:
-        Refusal: names each setting that differs, with both values.
-    """
-    before = earlier["settings"]
-    differ = [
-        f"{name}: {before.get(name)} there, {settings.get(name)} here"
-        for name in sorted({*before, *settings} - FREE)
-        if before.get(name) != settings.get(name)
-    ]
-    if differ:
-        raise Refusal(
-            "OUTPUT_DIR holds a run with other settings:\n  " + "\n  ".join(differ),
-            "set OUTPUT_DIR to another folder, or go back to those settings",
-        )
+
+def _entries(file: Path, last_step: int) -> list[dict[str, Any]]:
+    """Log entries up to a step; a line that a kill cut off ends them."""
+    entries = []
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
+        try:
+            entries.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return [entry for entry in entries if entry["step"] <= last_step]
 
 
 class RunLog(TrainerCallback):
-    """Writes every log entry to `log.jsonl`, tells it, draws the bar, and ends a run whose loss is no number."""
+    """Writes every log entry to `log.jsonl`, tells it, draws the bar, and ends a run whose loss is no number.
 
-    def __init__(self, output: Path, resumed: bool):
-        self.file = (output / "log.jsonl").open("a" if resumed else "w", encoding="utf-8")
-        self.entries: list[dict[str, Any]] = []
+    A context manager: bar and file are closed however the run ends.
+
+    Args:
+        output: folder of `log.jsonl`.
+        done: optimizer steps that the checkpoint to go on from has done; later entries of an earlier start go.
+    """
+
+    def __init__(self, output: Path, done: int):
+        self.entries = _entries(output / "log.jsonl", done) if done else []
+        self.file = (output / "log.jsonl").open("w", encoding="utf-8")
+        self.file.writelines(json.dumps(entry) + "\n" for entry in self.entries)
         self.evaluating: TaskID | None = None
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -106,6 +114,13 @@ class RunLog(TrainerCallback):
             console=notes,
             disable=not has_terminal(),
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+        self.file.close()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.task = self.bar.add_task("training", total=state.max_steps, completed=state.global_step)
@@ -131,10 +146,6 @@ class RunLog(TrainerCallback):
             self.bar.remove_task(self.evaluating)
             self.evaluating = None
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.bar.stop()
-        self.file.close()
-
     def on_log(
         self,
         args: TrainingArguments,
@@ -150,14 +161,10 @@ class RunLog(TrainerCallback):
         shown = [form.format(entry[key]) for key, form in SHOWN.items() if key in entry]
         if shown:
             say(f"step {state.global_step}/{state.max_steps}  " + "  ".join(shown))
-        for key in ("loss", "grad_norm"):
-            if key in entry and not torch.isfinite(torch.tensor(float(entry[key]))):
-                self.bar.stop()
-                raise Refusal(
-                    f"{key} became {entry[key]} by step {state.global_step}; nothing was saved as final",
-                    "lower LEARNING_RATE, set BNB_4BIT_COMPUTE_DTYPE=bfloat16 where the GPU has it, or look for broken rows",
-                    Exit.DIVERGED,
-                )
+        # Under fp16 the loss scaler looks for its scale by overflowing: it skips such a step itself.
+        for key in ("loss", "eval_loss") if args.fp16 else ("loss", "eval_loss", "grad_norm"):
+            if not math.isfinite(entry.get(key, 0)):
+                raise diverged(f"{key} became {entry[key]} by step {state.global_step}")
 
 
 def follow_umask(folder: Path) -> None:

@@ -11,9 +11,9 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from train.config import Config
+from train.console import MASK
 
 SETTINGS: dict[str, FieldInfo] = {name.upper(): field for name, field in Config.model_fields.items()}
-MASK = "********"
 
 
 def is_secret(name: str) -> bool:
@@ -57,7 +57,9 @@ def _as_env(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list):
         return ",".join(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return short if float(short := f"{value:g}") == value else repr(value)
+    return str(value)
 
 
 def resolved(config: Config) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Rows to token ids and labels: what the model reads, what it learns, where it stops, what is cut.
 
-Every row ends with a token at which generation stops, that token is learned, and a row starts with one BOS at most.
+A row ends with a token at which generation stops, and that token is learned, unless MAX_LENGTH cuts the row's end off.
+A row starts with one BOS at most.
 """
 
 from collections import Counter
@@ -17,6 +18,14 @@ from train.console import Refusal, say, warn
 from train.data import Row, UnusableRow
 
 IGNORED = -100  # the label that the loss skips
+COLUMNS = datasets.Features(
+    {
+        "input_ids": datasets.List(datasets.Value("int32")),
+        "labels": datasets.List(datasets.Value("int64")),
+        "length": datasets.Value("int64"),
+        "reason": datasets.Value("string"),
+    }
+)
 
 # For base models, which ship no template: the course's plain format. It needs no new token.
 DEFAULT_TEMPLATE = """\
@@ -81,7 +90,7 @@ def tokenise(
 
     # The map's cache is keyed by the function's name, not by what it calls, and would outlive a change of the code.
     datasets.disable_caching()
-    rows = raw.map(one, remove_columns=raw.column_names, desc=f"tokenising {name} rows")
+    rows = raw.map(one, remove_columns=raw.column_names, features=COLUMNS, desc=f"tokenising {name} rows")
     usable = [index for index, reason in enumerate(rows["reason"]) if not reason]
     dropped = Counter(reason for reason in rows["reason"] if reason)
     if not usable:
@@ -118,17 +127,20 @@ def encode(
 ) -> tuple[list[int], list[int]]:
     """Token ids of one shaped row and the label of each: the id itself where it is learned, else IGNORED."""
     if "messages" in row:
-        ids, spans = _encode_chat(row["messages"], tokenizer)
+        ids, spans = _encode_chat(row["messages"], tokenizer, stop_ids)
     elif "prompt" in row:
+        prompt = tokenizer(row["prompt"])["input_ids"]
         ids = tokenizer(row["prompt"] + row["completion"])["input_ids"]
-        spans = [(common_prefix_length(tokenizer(row["prompt"])["input_ids"], ids), len(ids))]
+        if ids[: len(prompt)] != prompt:
+            # A token spans the border: the model must learn from the prompt's own tokens, which is what it will be given.
+            ids = prompt + tokenizer(row["completion"], add_special_tokens=False)["input_ids"]
+        spans = [(len(prompt), len(ids))]
     else:
         ids = tokenizer(row["text"])["input_ids"]
         spans = [(0, len(ids))]
 
     labels = [IGNORED] * len(ids)
     for start, end in spans:
-        end = _after_stop(ids, start, end, stop_ids)
         labels[start:end] = ids[start:end]
     ids, labels = ids[:end], labels[:end]  # what a template prints after the last answer teaches nothing
     if ids[-1] not in stop_ids:
@@ -141,8 +153,14 @@ def encode(
     return ids, labels
 
 
-def _encode_chat(messages: list[Row], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[tuple[int, int]]]:
-    """Ids of a chat and the span of each assistant turn, found by rendering the chat up to it."""
+def _encode_chat(
+    messages: list[Row], tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Ids of a chat and the span of each assistant turn, found by rendering the chat up to it.
+
+    A turn's span ends behind the token that stops generation. A turn in mid-chat is not compared with the same turn
+    at the end: templates of reasoning models print the two differently.
+    """
 
     def render(turns: list[Row], prompt: bool = False) -> list[int]:
         try:
@@ -152,18 +170,17 @@ def _encode_chat(messages: list[Row], tokenizer: PreTrainedTokenizerBase) -> tup
         return rendered["input_ids"]
 
     ids = render(messages)
-    spans = []
+    spans: list[tuple[int, int]] = []
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
         start = common_prefix_length(render(messages[:index], prompt=True), ids)
-        end = common_prefix_length(render(messages[: index + 1]), ids)
-        if end <= start:
+        stops = [at + 1 for at in range(start, len(ids)) if ids[at] in stop_ids]
+        if stops:
+            end = stops[-1] if index == len(messages) - 1 else stops[0]
+        else:
+            end = common_prefix_length(render(messages[: index + 1]), ids)
+        if end <= start or (spans and start < spans[-1][1]):
             raise UnusableRow("the chat template prints an answer differently in mid-chat")
         spans.append((start, end))
     return ids, spans
-
-
-def _after_stop(ids: list[int], start: int, end: int, stop_ids: Collection[int]) -> int:
-    """End of an answer: just behind the last token in it at which generation stops, if there is one."""
-    return next((at + 1 for at in range(end - 1, start - 1, -1) if ids[at] in stop_ids), end)

@@ -1,0 +1,110 @@
+"""The same command again: what is taken up, what is left alone, what is refused."""
+
+import json
+import shutil
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import pytest
+
+from tests.conftest import WEIGHTS, record_of
+from train import record
+
+
+@contextmanager
+def interrupt(after_step: int):
+    """Runs started inside stop, as from the keyboard, behind a step."""
+    on_step_end = record.RunLog.on_step_end
+
+    def stop(self, args, state, control, **rest):
+        on_step_end(self, args, state, control, **rest)
+        if state.global_step == after_step:
+            raise KeyboardInterrupt
+
+    with patch.object(record.RunLog, "on_step_end", stop):
+        yield
+
+
+def test_a_finished_run_does_nothing_again_and_refuses_other_settings(train, tmp_path):
+    assert train().status == 0
+    before = (tmp_path / "out/run.json").read_text()
+    again = train()
+    assert again.status == 0 and "nothing to do" in again.err
+    other = train(LORA_R=4)
+    assert other.status == 2 and "LORA_R: 16 there, 4 here" in other.err
+    assert (tmp_path / "out/run.json").read_text() == before
+
+
+def test_a_finished_run_whose_adapter_is_gone_makes_it_again(train, tmp_path):
+    assert train().status == 0
+    before = (tmp_path / "out" / WEIGHTS).read_bytes()
+    shutil.rmtree(tmp_path / "out/adapter")
+    assert train().status == 0
+    assert (tmp_path / "out" / WEIGHTS).read_bytes() == before
+
+
+def test_checkpoints_of_an_unknown_run_are_not_touched(train, tmp_path):
+    (tmp_path / "out/checkpoints/checkpoint-7").mkdir(parents=True)
+    result = train()
+    assert result.status == 2 and "OUTPUT_DIR" in result.err
+    assert (tmp_path / "out/checkpoints/checkpoint-7").is_dir()
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bytes_and_the_same_log(train, tmp_path):
+    settings = {"SAVE_STEPS": 2, "NUM_TRAIN_EPOCHS": 2}
+    assert train(OUTPUT_DIR=tmp_path / "whole", **settings).status == 0
+    with interrupt(after_step=3):
+        assert train(**settings).status == 75
+    lines = (tmp_path / "out/log.jsonl").read_text()
+    (tmp_path / "out/log.jsonl").write_text(lines + '{"step": 4, "lo')  # what a kill leaves
+    result = train(**settings)
+    assert result.status == 0 and "going on from" in result.err
+    assert (tmp_path / "out" / WEIGHTS).read_bytes() == (tmp_path / "whole" / WEIGHTS).read_bytes()
+    whole, resumed = (record_of(tmp_path / name) for name in ("whole", "out"))
+    losses = [[(e["step"], e["loss"]) for e in run["log"] if "loss" in e] for run in (whole, resumed)]
+    assert losses[0] == losses[1] and len(losses[0]) == 6
+    assert resumed["first_loss"] == whole["first_loss"]
+    written = [json.loads(line) for line in (tmp_path / "out/log.jsonl").read_text().splitlines()]
+    assert written == resumed["log"]
+
+
+def test_early_stopping_goes_on_counting_after_an_interruption(train, tmp_path):
+    settings = {
+        "EVAL_FRACTION": 0.25,
+        "EVAL_STEPS": 1,
+        "EARLY_STOPPING_PATIENCE": 3,
+        "MAX_STEPS": 40,
+        "LEARNING_RATE": 3.0,
+        "OPTIM": "sgd",
+    }
+    assert train(OUTPUT_DIR=tmp_path / "whole", **settings).status == 0
+    whole = record_of(tmp_path / "whole")
+    assert whole["steps"] < 40
+    with interrupt(after_step=whole["steps"]):  # before its last evaluation
+        assert train(**settings).status == 75
+    assert train(**settings).status == 0
+    assert record_of(tmp_path / "out")["steps"] == whole["steps"]
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_other_rows_under_the_same_name_are_refused(train, tmp_path, rows, finished):
+    copy = tmp_path / "copy.jsonl"
+    shutil.copyfile(rows, copy)
+    settings = {"DATASET": copy, "SAVE_STEPS": 1}
+    if finished:
+        assert train(**settings).status == 0
+    else:
+        with interrupt(after_step=2):
+            assert train(**settings).status == 75
+    copy.write_text(copy.read_text().replace("plum", "pear"))
+    result = train(**settings)
+    assert result.status == 2
+    assert f"DATASET={copy} has changed since" in result.err
+
+
+def test_an_adapter_of_unknown_origin_is_not_touched(train, tmp_path):
+    (tmp_path / "out/adapter").mkdir(parents=True)
+    (tmp_path / "out/adapter/mine.txt").write_text("keep me")
+    result = train()
+    assert result.status == 2 and "OUTPUT_DIR" in result.err
+    assert (tmp_path / "out/adapter/mine.txt").exists()
