@@ -8,7 +8,6 @@ Time is the median of the steps after the third; tokens are the rows' own, witho
 import itertools
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -53,8 +52,6 @@ def measure(name: str, model: str, dataset: str, steps: int = 8) -> dict[str, An
         if done.returncode:
             return {"name": name, "status": done.returncode, "error": done.stderr[-600:]}
         run = json.loads((output / "run.json").read_text())
-        if keep := os.environ.get("KEEP_ADAPTER"):
-            shutil.copytree(output / "adapter", keep, dirs_exist_ok=True)
     times = [entry["time"] for entry in run["log"] if "loss" in entry]
     step = statistics.median(after - before for before, after in itertools.pairwise(times[2:]))
     examples = run["examples_a_forward_pass"] * run["forward_passes_a_step"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -93,6 +94,12 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "".join(json.dumps({"instruction": f"{q} {n}", "output": a}) + "\n" for n in range(8) for q, a in QUESTIONS)
     )
     return file
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The tests' rows stay out of the user's cache."""
+    datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(autouse=True)

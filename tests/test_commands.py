@@ -117,6 +117,8 @@ def test_merge_equals_pefts_merge_bit_for_bit(train, run, tiny_model, tmp_path, 
 
 
 def test_merge_reads_the_files_that_the_base_lists_and_no_others(train, run, own_model, tmp_path):
+    AutoModelForCausalLM.from_pretrained(own_model).save_pretrained(own_model, max_shard_size="40KB")
+    (own_model / "model.safetensors").unlink(missing_ok=True)
     assert train(MODEL_ID=own_model).status == 0
     save_file({"tok_embeddings.weight": torch.zeros(2, 2)}, own_model / "consolidated.safetensors")
     merged = tmp_path / "merged"

@@ -110,17 +110,17 @@ def test_files_of_every_kind_give_the_same_rows(tmp_path, kind):
     assert len(data.load(str(file), "train[:1]")) == 1
 
 
-def test_cells_of_a_csv_file_stay_as_they_are_written(tmp_path):
-    answers = ["007", "3.10", "True", "None", "2024-01-02", "1e5"]
+@pytest.mark.parametrize("answers", [("007", "010"), ("3.10", "1e5"), ("True", "False"), ("None", "NA")])
+def test_cells_of_a_csv_file_stay_as_they_are_written(tmp_path, answers):
     file = tmp_path / "rows.csv"
     file.write_text(",instruction,output\n" + "".join(f"{n},Say it.,{a}\n" for n, a in enumerate(answers)))
-    assert [shaped(row)["messages"][-1]["content"] for row in data.load(str(file), "train")] == answers
+    assert [shaped(row)["messages"][-1]["content"] for row in data.load(str(file), "train")] == list(answers)
 
 
 def test_dates_of_a_json_file_stay_as_they_are_written(tmp_path):
-    answers = ["2024-01-02T10:00:00Z", "2024-01-02"]
+    answers = ["2024-01-02T10:00:00Z", "2024-01-03T10:00:00Z"]
     file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(chat("When?", answer)) + "\n" for answer in answers))
+    file.write_text("".join(json.dumps({"question": "When?", "answer": answer}) + "\n" for answer in answers))
     assert [shaped(row) for row in data.load(str(file), "train")] == [chat("When?", answer) for answer in answers]
 
 

@@ -1,6 +1,8 @@
 """The demo, on a real model: the habit is in the tuned answers, absent from the base's, and content survives."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 from dotenv import dotenv_values
@@ -8,6 +10,7 @@ from dotenv import dotenv_values
 from tests.conftest import ROOT, record_of
 from train import answers
 from train.config import Config
+from train.settings_text import SETTINGS
 
 HELD_OUT = {
     "Why is the sky blue?": ("light", "scatter", "atmosphere"),
@@ -19,22 +22,18 @@ HELD_OUT = {
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     """The demo's adapter, trained once, and its output folder."""
-    from train.__main__ import main
-
-    os.chdir(ROOT)
-    model = ROOT / ".cache/SmolLM2-135M-Instruct"
-    assert model.is_dir(), "run the tests with make test, which unpacks the demo's model"
+    assert (ROOT / ".cache/SmolLM2-135M-Instruct").is_dir(), "use make test, which unpacks the demo's model"
     output = tmp_path_factory.mktemp("demo")
-    os.environ["OUTPUT_DIR"] = str(output)
-    assert main(["train", "--env-file", "demo/demo.env"]) == 0
+    clean = {name: value for name, value in os.environ.items() if name not in SETTINGS} | {"OUTPUT_DIR": str(output)}
+    command = [sys.executable, "-m", "train", "train", "--env-file", "demo/demo.env"]
+    subprocess.run(command, check=True, cwd=ROOT, env=clean)
     return output
 
 
 @pytest.fixture(scope="module")
 def answered(demo):
     """Prompt, the base's answer and the tuned one."""
-    config = Config(_env_file=None, ALLOW_CPU=True)
-    os.chdir(ROOT)
+    config = Config(_env_file=None, ALLOW_CPU=True, MODEL_ID=str(ROOT / ".cache/SmolLM2-135M-Instruct"))
     return list(answers.generate(config, str(demo / "adapter"), list(HELD_OUT), 48, compare=True))
 
 

@@ -53,7 +53,7 @@ def test_checkpoints_of_an_unknown_run_are_not_touched(train, tmp_path):
 def test_an_interrupted_run_goes_on_to_the_same_bytes_and_the_same_log(train, tmp_path):
     settings = {"SAVE_STEPS": 2, "NUM_TRAIN_EPOCHS": 2}
     assert train(OUTPUT_DIR=tmp_path / "whole", **settings).status == 0
-    with interrupt(after_step=3):
+    with interrupt(after_step=4):  # step 3 is in the log, the last checkpoint is of step 2
         assert train(**settings).status == 75
     lines = (tmp_path / "out/log.jsonl").read_text()
     (tmp_path / "out/log.jsonl").write_text(lines + '{"step": 4, "lo')  # what a kill leaves
