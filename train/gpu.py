@@ -1,0 +1,27 @@
+"""Is there a GPU to be seen? Answered without torch, whose import takes seconds."""
+
+import ctypes
+
+from train.config import Config
+from train.console import Exit, Refusal
+
+NO_GPU = Refusal(
+    "there is no GPU to be seen",
+    "in a container add --gpus all; to train on the CPU all the same, set ALLOW_CPU=true",
+    Exit.MACHINE,
+)
+
+
+def driver_is_there() -> bool:
+    """Whether NVIDIA's driver library loads; the container toolkit brings it into a container that gets a GPU."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def refuse_none(config: Config) -> None:
+    """Refuse at once where there is no driver and the CPU is not allowed."""
+    if not config.allow_cpu and not driver_is_there():
+        raise NO_GPU
