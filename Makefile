@@ -71,12 +71,12 @@ demo: $(DEMO_MODEL)/config.json ## train a small model on the CPU, then compare 
 		$(DEMO_PROMPTS)
 
 test: $(DEMO_MODEL)/config.json ## run the tests
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest tests --ignore tests/image
 
 test-gpu: $(DEMO_MODEL)/config.json ## run the tests on a GPU; fails where there is none
-	REQUIRE_GPU=1 $(PYTHON) -m pytest
+	REQUIRE_GPU=1 $(PYTHON) -m pytest tests --ignore tests/image
 
-test-image: $(DEMO_MODEL)/config.json ## run the image's tests with a real engine
+test-image: build $(DEMO_MODEL)/config.json ## run the image's tests with a real engine
 	$(PYTHON) -m pytest tests/image
 
 reproduce-image: $(VENV)/.ready ## build the image twice from this commit and compare the layers

@@ -30,6 +30,8 @@ def make(folder: Path) -> None:
     )
     model.save_pretrained(partial)
     AutoTokenizer.from_pretrained(carried, gguf_file=GGUF).save_pretrained(partial)
+    for file in partial.iterdir():
+        file.chmod(0o644)  # safetensors files are their owner's alone, and a container may have another user
     partial.rename(folder)
 
 

@@ -55,6 +55,12 @@ def build_tokenizer(chat_template: str | None = CHAT_TEMPLATE, **special: str) -
     return wrapped
 
 
+def pytest_configure() -> None:
+    """`make test-gpu` is not to pass on a machine without one."""
+    if os.environ.get("REQUIRE_GPU") and not torch.cuda.is_available():
+        pytest.exit("there is no GPU to be seen", returncode=3)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random two-layer Llama of 64 wide and its chat tokenizer."""
@@ -77,6 +83,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         dtype="bfloat16",
     )
     LlamaForCausalLM(architecture).to(torch.bfloat16).save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)  # a container may have another user
     return folder
 
 

@@ -1,5 +1,6 @@
 """Tokenizer, 4-bit base and LoRA adapter; loading an adapter back and generating with it."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,10 @@ def _from_hub(load: Any, config: Config, name: str, **options: Any) -> Any:
     try:
         return load(name, revision=config.model_revision, trust_remote_code=config.trust_remote_code, **options)
     except (OSError, HfHubHTTPError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        closed = [
+            file for file in Path(name).glob("*") if not os.access(file, os.R_OK)
+        ]  # the error says "no such file"
+        reason = f"user {os.getuid()} may not read {closed[0]}" if closed else str(error).strip().splitlines()[0]
         raise Refusal(
             f'model "{name}" cannot be loaded: {reason}',
             "check MODEL_ID and MODEL_REVISION; a gated or private model needs HF_TOKEN and its terms accepted on the "

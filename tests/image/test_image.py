@@ -1,0 +1,154 @@
+"""What the image does: how it refuses, whom its results belong to, how it stops, what it weighs and what it hides."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import certifi
+import pytest
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from tests.conftest import ROOT, WEIGHTS, record_of
+from tests.image.conftest import DOCKER, IMAGE, docker, layers
+
+# Bytes above the base image, by layer: system packages, Python packages, our own code.
+BUDGET = {"apt-get": 350e6, "requirements.lock": 5.2e9, "COPY /image": 1e6}
+
+
+def files_of(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_help_and_settings_that_are_wrong():
+    assert "generate" in docker("run", "--rm", IMAGE, check=False).stderr
+    assert docker("run", "--rm", IMAGE, check=False).returncode == 2
+    assert docker("run", "--rm", IMAGE, "train", "--help").returncode == 0
+    wrong = docker("run", "--rm", "--env", "LEARNING_RATE=fast", "--env", "MAX_LENGHT=9", IMAGE, "train", check=False)
+    assert wrong.returncode == 2
+    assert 'LEARNING_RATE is "fast"' in wrong.stderr and "did you mean MAX_LENGTH?" in wrong.stderr
+
+
+def test_without_a_gpu_it_says_so_at_once():
+    refused = docker("run", "--rm", IMAGE, "train", check=False, timeout=5)
+    assert refused.returncode == 3
+    assert "--gpus all" in refused.stderr
+
+
+def test_the_demos_recipe_leaves_a_loadable_adapter_that_belongs_to_the_hosts_user(tmp_path):
+    owner, outputs = 4321, tmp_path / "outputs"
+    outputs.mkdir()
+    os.chown(outputs, owner, owner)
+    mounts = ["--volume", f"{ROOT}:/work:ro", "--volume", f"{outputs}:/work/outputs", "--workdir", "/work"]
+    trained = docker("run", "--rm", *mounts, IMAGE, "train", "--env-file", "demo/demo.env", check=False)
+    assert trained.returncode == 0, trained.stderr
+    run = record_of(outputs / "demo")
+    assert run["last_loss"] < 0.75 * run["first_loss"]
+    assert {path.stat().st_uid for path in outputs.rglob("*")} == {owner}
+    assert all(path.stat().st_mode & 0o044 for path in files_of(outputs / "demo/adapter"))
+    base = AutoModelForCausalLM.from_pretrained(ROOT / ".cache/SmolLM2-135M-Instruct")
+    PeftModel.from_pretrained(base, str(outputs / "demo/adapter"))
+
+
+@pytest.mark.parametrize("options", [(), ("--user", "4321:4321")], ids=["root steps down", "--user"])
+def test_any_user_trains_on_a_read_only_root(container, options):
+    made = container(4321, "--read-only", "--tmpfs", "/tmp", *options)
+    trained = made.run("train")
+    assert trained.returncode == 0, trained.stderr
+    assert (made.outputs / WEIGHTS).is_file()
+    assert {path.stat().st_uid for folder in (made.outputs, made.cache) for path in folder.rglob("*")} == {4321}
+
+
+def test_results_that_would_go_with_the_container_are_warned_of():
+    said = docker("run", "--rm", "--env", "ALLOW_CPU=1", IMAGE, "check", check=False)
+    assert "mount a folder" in said.stderr
+
+
+def test_docker_stop_saves_the_step_and_the_same_command_goes_on(container):
+    made = container(4321)
+    settings = {"NUM_TRAIN_EPOCHS": 2000, "LOGGING_STEPS": 1, "SAVE_STEPS": 100_000}
+    docker("run", "--detach", *made.arguments("train", **settings))
+    deadline = time.monotonic() + 120
+    while "step 3/" not in docker("logs", made.name).stderr:
+        assert time.monotonic() < deadline, docker("logs", made.name).stderr
+        time.sleep(0.2)
+    assert docker("exec", made.name, "cat", "/proc/1/comm").stdout == "tini\n"
+    docker("stop", "--time", "60", made.name)
+    assert docker("inspect", "--format", "{{.State.ExitCode}}", made.name).stdout == "75\n"
+    (checkpoint,) = (made.outputs / "checkpoints").glob("checkpoint-*")
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    assert checkpoint.name == f"checkpoint-{state['global_step']}"
+    assert {"adapter_model.safetensors", "optimizer.pt", "rng_state.pth"} <= {
+        path.name for path in checkpoint.iterdir()
+    }
+    docker("rm", made.name)
+
+    docker("run", "--detach", *made.arguments("train", **settings))
+    going_on, deadline = f"step {state['global_step'] + 1}/", time.monotonic() + 120
+    while going_on not in docker("logs", made.name).stderr:
+        assert time.monotonic() < deadline, docker("logs", made.name).stderr
+        time.sleep(0.2)
+
+
+def test_nothing_listens_and_nothing_is_a_volume():
+    config = json.loads(docker("image", "inspect", "--format", "{{json .Config}}", IMAGE).stdout)
+    assert not config.get("ExposedPorts") and not config.get("Volumes")
+    labels = config["Labels"]
+    head = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    assert labels["org.opencontainers.image.revision"] == head.stdout.strip()
+    assert labels["org.opencontainers.image.base.name"]
+
+
+def test_what_lies_in_the_checkout_stays_out_of_the_build(tmp_path):
+    checkout = tmp_path / "checkout"
+    subprocess.run(["git", "clone", "--quiet", ROOT, checkout], check=True)
+    for secret in (".env", "hf_token", "outputs/run.json", "train/__pycache__/recipe.pyc"):
+        (checkout / secret).parent.mkdir(exist_ok=True)
+        (checkout / secret).write_text("hf_plumplumplum")
+    everything = "FROM scratch\nCOPY . /\n"
+    docker("build", "--tag", f"{IMAGE}-context", "--file", "-", checkout, input=everything)
+    held = subprocess.run([DOCKER, "save", f"{IMAGE}-context"], capture_output=True, check=True).stdout
+    assert b"def train(config: Config)" in held
+    assert b"hf_plumplumplum" not in held
+
+
+def test_the_builds_secret_is_in_no_layer_and_no_history():
+    """The certificate of a proxy that the world does not know, where the build was given one."""
+    assert "CERTIFICATE" not in docker("history", "--no-trunc", IMAGE).stdout
+    bundle = os.environ.get("CA_BUNDLE")
+    if bundle:
+        public = docker("run", "--rm", "--entrypoint", "cat", IMAGE, "/etc/ssl/certs/ca-certificates.crt").stdout
+        private = set(Path(bundle).read_text().split()) - set(public.split()) - set(certifi.contents().split())
+        lines = sorted(line for line in private if len(line) == 64)[:8]
+        assert lines, f"{bundle} holds no certificate of its own"
+        save = subprocess.Popen([DOCKER, "save", IMAGE], stdout=subprocess.PIPE)
+        search = ["grep", "--text", "--count", "--fixed-strings", "\n".join(lines)]
+        found = subprocess.run(search, stdin=save.stdout, env={"LC_ALL": "C"}, check=False)
+        assert save.wait() == 0 and found.returncode == 1
+
+
+def test_the_layers_stay_within_their_budget(capsys):
+    listed = docker("history", "--no-trunc", "--human=false", "--format", "{{.Size}}\t{{.CreatedBy}}", IMAGE).stdout
+    sizes = [(float(line.split("\t")[0]), line.split("\t")[1]) for line in listed.splitlines()]
+    with capsys.disabled():
+        print()
+        for size, made_by in sizes:
+            if size:
+                print(f"{size / 1e6:10,.1f} MB  {made_by[:90]}")
+        print(f"{sum(size for size, _ in sizes) / 1e6:10,.1f} MB  in all")
+    for part, budget in BUDGET.items():
+        (size,) = [size for size, made_by in sizes if part in made_by and size]
+        assert size < budget, part
+
+
+def test_a_change_of_code_rebuilds_the_last_layer_only(tmp_path):
+    checkout = tmp_path / "checkout"
+    shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".venv*", ".cache", ".uv", "outputs"))
+    with (checkout / "train/recipe.py").open("a") as file:
+        file.write("# a change\n")
+    subprocess.run(["make", "-C", checkout, "build", f"IMAGE={IMAGE}-changed"], check=True, capture_output=True)
+    before, after = layers(IMAGE), layers(f"{IMAGE}-changed")
+    assert before[:-1] == after[:-1] and before[-1] != after[-1]
