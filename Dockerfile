@@ -4,8 +4,9 @@ ARG BASE_IMAGE=nvidia/cuda:13.0.3-base-ubuntu24.04@sha256:7c7413a56200486f71f181
 # What the system provides: Python, tini as PID 1, and a C compiler with headers, which Triton calls at run time.
 FROM ${BASE_IMAGE} AS system
 SHELL ["/bin/sh", "-euc"]
-# Build steps get their files under /mnt, on a tmpfs: the mounts leave no empty folders in the layers.
-# hadolint ignore=DL3008
+# Build steps get their files under /mnt, on a tmpfs: the mounts leave no empty folders in the layers. settle.sh deletes
+# the package lists; the packages' versions are those that the base's distribution has on the day.
+# hadolint ignore=DL3008,DL3009
 RUN --mount=type=tmpfs,target=/mnt --mount=type=bind,source=docker/settle.sh,target=/mnt/settle.sh \
     begun=$(date +%s); \
     apt-get update; \
@@ -16,7 +17,7 @@ RUN --mount=type=tmpfs,target=/mnt --mount=type=bind,source=docker/settle.sh,tar
 # The installer, in a stage of its own: the image does not carry it.
 FROM system AS uv
 ARG PACKAGE_INDEX
-# hadolint ignore=DL3008
+# hadolint ignore=DL3008,DL3009
 RUN --mount=type=secret,id=ca,target=/mnt/ca --mount=type=bind,source=requirements/uv.lock,target=/mnt/uv.lock \
     if [ -s /mnt/ca ]; then export PIP_CERT=/mnt/ca; fi; \
     apt-get update; \
@@ -70,10 +71,11 @@ ENV PYTHONPATH=/opt/train PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 \
 WORKDIR /
 ENTRYPOINT ["/usr/bin/tini", "--", "/usr/local/bin/entrypoint"]
 
-ARG BASE_IMAGE REVISION VERSION SOURCE
+ARG BASE_IMAGE BASE_DIGEST REVISION VERSION SOURCE
 LABEL org.opencontainers.image.title="QLoRA training image" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.base.name="${BASE_IMAGE}"
+      org.opencontainers.image.base.name="${BASE_IMAGE}" \
+      org.opencontainers.image.base.digest="${BASE_DIGEST}"

