@@ -17,6 +17,7 @@ from pathlib import Path
 
 DOCKER = os.environ["DOCKER"]
 IMAGE = os.environ["IMAGE"]
+TAGS = [f"{IMAGE}-{copy}" for copy in ("first", "second")]
 SHOWN = 50
 
 
@@ -51,16 +52,23 @@ def _described(layer: tarfile.TarFile, member: tarfile.TarInfo) -> tuple[object,
 
 
 def main() -> int:
-    tags = [f"{IMAGE}-{copy}" for copy in ("first", "second")]
+    try:
+        return compare()
+    finally:
+        subprocess.run([DOCKER, "rmi", "--force", *TAGS], check=False, capture_output=True)
+
+
+def compare() -> int:
+    """Build twice, print what is equal and what is not; the exit status."""
     with tempfile.TemporaryDirectory() as scratch:
         folders = [Path(scratch) / name for name in ("one", "another-folder")]
-        first, second = (build(folder, tag) for folder, tag in zip(folders, tags, strict=True))
+        first, second = (build(folder, tag) for folder, tag in zip(folders, TAGS, strict=True))
         for number, pair in enumerate(zip(first, second, strict=True), start=1):
             print(f"layer {number}: {pair[0]} {'equal' if pair[0] == pair[1] else 'DIFFERS from ' + pair[1]}")
         if first == second:
             print(f"reproducible: {len(first)} layers are equal")
             return 0
-        held = [contents(tag, Path(scratch)) for tag in tags]
+        held = [contents(tag, Path(scratch)) for tag in TAGS]
         for number, (ours, theirs) in enumerate(zip(*held, strict=True), start=1):
             differ = sorted(path for path in {*ours, *theirs} if ours.get(path) != theirs.get(path))
             for path in differ[:SHOWN]:

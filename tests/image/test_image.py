@@ -111,6 +111,7 @@ def test_what_lies_in_the_checkout_stays_out_of_the_build(tmp_path):
     everything = "FROM scratch\nCOPY . /\n"
     docker("build", "--tag", f"{IMAGE}-context", "--file", "-", checkout, input=everything)
     held = subprocess.run([DOCKER, "save", f"{IMAGE}-context"], capture_output=True, check=True).stdout
+    docker("rmi", f"{IMAGE}-context")
     assert b"def train(config: Config)" in held
     assert b"hf_plumplumplum" not in held
 
@@ -151,4 +152,5 @@ def test_a_change_of_code_rebuilds_the_last_layer_only(tmp_path):
         file.write("# a change\n")
     subprocess.run(["make", "-C", checkout, "build", f"IMAGE={IMAGE}-changed"], check=True, capture_output=True)
     before, after = layers(IMAGE), layers(f"{IMAGE}-changed")
+    docker("rmi", f"{IMAGE}-changed")
     assert before[:-1] == after[:-1] and before[-1] != after[-1]
