@@ -5,7 +5,7 @@
 # Packages newer than this day are not looked at, so that `make lock` gives the same bytes each time.
 LOCK_DATE := 2026-12-01T00:00:00Z
 # CUDA=12.8 is for hosts whose driver is older than 580 (570 or newer): another torch, another base, the same code.
-CUDA ?= 13.0
+export CUDA ?= 13.0
 ifeq ($(CUDA),12.8)
 LOCK := requirements/cuda12.8.lock
 VENV := .venv-cuda12.8
@@ -49,7 +49,7 @@ build: ## build the image (CUDA=12.8 for drivers older than 580)
 
 train: ## fine-tune with the settings of .env and the environment
 check: ## see whether machine, settings, data and model are fit
-train check: $(if $(filter docker,$(RUNTIME)),,$(VENV)/.ready)
+train check: $(if $(filter venv,$(RUNTIME)),$(VENV)/.ready)
 	docker/run.sh $@ $(if $(ENV_FILE),--env-file $(ENV_FILE))
 
 shell: ## a shell in the image
