@@ -57,11 +57,12 @@ def test_the_demos_recipe_leaves_a_loadable_adapter_that_belongs_to_the_hosts_us
 def test_make_train_runs_in_the_image_with_the_settings_of_env_file_and_shell(tmp_path, tiny_model, rows):
     owner, checkout = 4321, tmp_path / "checkout"
     subprocess.run(["git", "clone", "--quiet", ROOT, checkout], check=True)
-    shutil.copytree(tiny_model, checkout / "models/tiny")
+    shutil.copytree(tiny_model, checkout / "models/tiny").chmod(0o755)
     shutil.copyfile(rows, checkout / "rows.jsonl")
     (checkout / ".env").write_text('MODEL_ID="models/tiny"  # ours\nDATASET=rows.jsonl\nALLOW_CPU=true\nLORA_R=2\n')
-    (checkout / "outputs").mkdir()
-    os.chown(checkout / "outputs", owner, owner)
+    for folder in (checkout / "outputs", checkout / ".cache/image", tmp_path / "hf"):
+        folder.mkdir(parents=True)
+        os.chown(folder, owner, owner)
     asked = ["make", "-C", str(checkout), "train", "RUNTIME=docker"]
     home = {"HF_HOME": str(tmp_path / "hf"), "LORA_R": "4"}
     made = subprocess.run(asked, env=os.environ | home, capture_output=True, text=True, check=False)
@@ -79,6 +80,18 @@ def test_any_user_trains_on_a_read_only_root(container, options):
     assert trained.returncode == 0, trained.stderr
     assert (made.outputs / WEIGHTS).is_file()
     assert {path.stat().st_uid for folder in (made.outputs, made.cache) for path in folder.rglob("*")} == {4321}
+
+
+def test_a_model_that_its_owner_alone_may_read_is_named(container, tiny_model, tmp_path):
+    own = Path(shutil.copytree(tiny_model, tmp_path / "own-model"))
+    own.chmod(0o755)
+    made = container(4321)
+    for closed in (own / "model.safetensors", own):
+        closed.chmod(0o700 if closed.is_dir() else 0o600)
+        made.model = own
+        refused = made.run("train")
+        assert refused.returncode == 2
+        assert f"user 4321 may not read /model{'' if closed == own else '/model.safetensors'}" in refused.stderr
 
 
 def test_results_that_would_go_with_the_container_are_warned_of():
