@@ -37,7 +37,13 @@ def test_check_tells_all_that_is_unfit(run, no_gpu, tmp_path):
         "check", MODEL_ID="./none", DATASET="./none.jsonl", OUTPUT_DIR=tmp_path / "file/out", REPORT_TO="mlflow"
     )
     assert result.status == 3
-    for said in ("--gpus all", "REPORT_TO=mlflow", "OUTPUT_DIR", "./none.jsonl", 'model "./none"'):
+    for said in (
+        "--gpus all",
+        "REPORT_TO=mlflow",
+        "OUTPUT_DIR",
+        "./none.jsonl",
+        'model "./none" cannot be loaded: there is no such folder',
+    ):
         assert said in result.out
 
 

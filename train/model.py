@@ -63,8 +63,7 @@ def _from_hub(load: Any, config: Config, name: str, **options: Any) -> Any:
     try:
         return load(name, revision=config.model_revision, trust_remote_code=config.trust_remote_code, **options)
     except (OSError, HfHubHTTPError, ValueError) as error:
-        closed = _closed_to_this_user(Path(name))  # of which the error says that there is no such file
-        reason = f"user {os.getuid()} may not read {closed}" if closed else str(error).strip().splitlines()[0]
+        reason = _trouble_with_folder(name) or str(error).strip().splitlines()[0]
         raise Refusal(
             f'model "{name}" cannot be loaded: {reason}',
             "check MODEL_ID and MODEL_REVISION; a gated or private model needs HF_TOKEN and its terms accepted on the "
@@ -73,11 +72,15 @@ def _from_hub(load: Any, config: Config, name: str, **options: Any) -> Any:
         ) from error
 
 
-def _closed_to_this_user(folder: Path) -> Path | None:
-    """The folder or the first file in it that may not be read."""
+def _trouble_with_folder(name: str) -> str | None:
+    """What is wrong with a local model folder where the libraries' own words mislead."""
+    folder = Path(name)
+    if name.startswith(("/", ".")) and not folder.exists():
+        return "there is no such folder"
     if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
-        return folder
-    return next((file for file in sorted(folder.glob("*")) if not os.access(file, os.R_OK)), None)
+        return f"user {os.getuid()} may not read {folder}"
+    closed = [file for file in sorted(folder.glob("*")) if not os.access(file, os.R_OK)]
+    return f"user {os.getuid()} may not read {closed[0]}" if closed else None
 
 
 def load_model_config(config: Config) -> PretrainedConfig:
