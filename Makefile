@@ -93,7 +93,7 @@ lock-check: $(UV) ## fail when a lock does not match its requirements
 sbom: $(UV) ## list what the image installs from the lock, as CycloneDX, in sbom.json
 	$(UV) tool run --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py requirements $(LOCK) --output-file sbom.json
 scan: $(UV) ## look the locked packages up among the known vulnerabilities
-	$(UV) tool run --quiet pip-audit==2.10.1 --disable-pip --require-hashes --requirement $(LOCK)
+	$(UV) tool run --quiet pip-audit==2.10.1 --strict --disable-pip --require-hashes --requirement $(LOCK)
 publish: ## push the image; the release workflow does this by digest, with SBOM, provenance and signature
 	$(DOCKER) push $(IMAGE)
 clean: ## remove what setup, demo and tests made
