@@ -3,12 +3,11 @@ ARG BASE_IMAGE=nvidia/cuda:13.0.3-base-ubuntu24.04@sha256:7c7413a56200486f71f181
 
 # What the system provides: Python, tini as PID 1, and a C compiler with headers, which Triton calls at run time.
 FROM ${BASE_IMAGE} AS system
-SHELL ["/bin/sh", "-euc"]
 # Build steps get their files under /mnt, on a tmpfs: the mounts leave no empty folders in the layers. settle.sh deletes
 # the package lists; the packages' versions are those that the base's distribution has on the day.
 # hadolint ignore=DL3008,DL3009
 RUN --mount=type=tmpfs,target=/mnt --mount=type=bind,source=docker/settle.sh,target=/mnt/settle.sh \
-    begun=$(date +%s); \
+    set -eu; begun=$(date +%s); \
     apt-get update; \
     DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
         ca-certificates gcc libc6-dev python3 python3-dev tini; \
@@ -19,7 +18,7 @@ FROM system AS uv
 ARG PACKAGE_INDEX
 # hadolint ignore=DL3008,DL3009
 RUN --mount=type=secret,id=ca,target=/mnt/ca --mount=type=bind,source=requirements/uv.lock,target=/mnt/uv.lock \
-    if [ -s /mnt/ca ]; then export PIP_CERT=/mnt/ca; fi; \
+    set -eu; if [ -s /mnt/ca ]; then export PIP_CERT=/mnt/ca; fi; \
     apt-get update; \
     DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends python3-venv; \
     python3 -m venv /uv; \
@@ -38,7 +37,7 @@ RUN --mount=type=tmpfs,target=/mnt --mount=type=secret,id=ca,target=/mnt/ca \
     --mount=type=bind,source=docker/trim.sh,target=/mnt/trim.sh \
     --mount=type=bind,source=docker/check_torch.py,target=/mnt/check_torch.py \
     --mount=type=bind,source=docker/settle.sh,target=/mnt/settle.sh \
-    begun=$(date +%s); \
+    set -eu; begun=$(date +%s); \
     if [ -s /mnt/ca ]; then export SSL_CERT_FILE=/mnt/ca; fi; \
     if [ -n "${PACKAGE_INDEX:-}" ]; then export UV_DEFAULT_INDEX="$PACKAGE_INDEX"; fi; \
     export UV_CACHE_DIR=/mnt/cache UV_LINK_MODE=copy PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
@@ -53,7 +52,7 @@ FROM system AS code
 COPY train /image/opt/train/train
 COPY docker/entrypoint.sh /image/usr/local/bin/entrypoint
 RUN --mount=type=bind,source=docker/settle.sh,target=/mnt/settle.sh \
-    mkdir --mode=1777 /image/outputs /image/cache; \
+    set -eu; mkdir --mode=1777 /image/outputs /image/cache; \
     chmod -R u=rwX,go=rX /image/opt /image/usr; \
     chmod 755 /image/usr/local/bin/entrypoint; \
     python3 -m compileall -q --invalidation-mode unchecked-hash -s /image /image/opt/train; \

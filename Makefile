@@ -15,6 +15,7 @@ LOCK := requirements.lock
 VENV := .venv
 BASE_IMAGE ?= nvidia/cuda:13.0.3-base-ubuntu24.04@sha256:7c7413a56200486f71f181cad9310f6fd31b6bb21816ade15fc9c1e1e927a5c1
 endif
+$(if $(filter 13.0 12.8,$(CUDA)),,$(error CUDA is "$(CUDA)": allowed: 13.0 | 12.8))
 PYTHON := $(VENV)/bin/python
 # uv where it is installed, else the locked one in a folder of its own.
 UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
@@ -22,7 +23,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 	--exclude-newer $(LOCK_DATE)
 
 export DOCKER ?= docker
-export IMAGE ?= qlora-train
+export IMAGE ?= qlora-train:cuda$(CUDA)
 export DOCKER_BUILDKIT := 1
 # BuildKit 0.13 and newer dates the image by it. SOURCE: where the code is published. PACKAGE_INDEX: a mirror of the
 # package index. CA_BUNDLE: certificates of a proxy on the way to it. BUILD_OPTIONS: further options of `docker build`.
@@ -44,16 +45,15 @@ build: ## build the image (CUDA=12.8 for drivers older than 580)
 	$(DOCKER) build $(BUILD_OPTIONS) $(if $(IMAGE),--tag $(IMAGE)) --build-arg CUDA=$(CUDA) --build-arg LOCK=$(LOCK) \
 		--build-arg BASE_IMAGE=$(BASE_IMAGE) --build-arg BASE_DIGEST=$(filter sha256:%,$(subst @, ,$(BASE_IMAGE))) \
 		--build-arg REVISION=$(shell git rev-parse HEAD 2>/dev/null) --build-arg SOURCE=$(SOURCE) \
-		--build-arg VERSION=$(shell git describe --tags --always 2>/dev/null) \
+		--build-arg VERSION=$(shell git describe --tags --always --dirty 2>/dev/null) \
 		$(PACKAGE_INDEX:%=--build-arg PACKAGE_INDEX=%) $(CA_BUNDLE:%=--secret id=ca,src=%) .
 
 train: ## fine-tune with the settings of .env and the environment
 check: ## see whether machine, settings, data and model are fit
-train check: $(if $(filter venv,$(RUNTIME)),$(VENV)/.ready)
+shell: ## a shell in the image, as train would start it (our own image is brought up to date first)
+shell: override RUNTIME := docker
+train check shell: $(if $(filter venv,$(RUNTIME)),$(VENV)/.ready,$(if $(filter qlora-train:%,$(IMAGE)),build))
 	docker/run.sh $@ $(if $(ENV_FILE),--env-file $(ENV_FILE))
-
-shell: ## a shell in the image
-	$(DOCKER) run --rm --interactive --tty --entrypoint bash $(IMAGE)
 
 demo: $(DEMO_MODEL)/config.json ## train a small model on the CPU, then compare its answers with the base's
 	$(PYTHON) -m train train --env-file demo/demo.env

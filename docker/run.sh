@@ -1,11 +1,11 @@
 #!/bin/sh
 # Runs a verb in the image, or in .venv where there is no engine (a rented pod is a container already).
-# usage: RUNTIME=docker|venv run.sh VERB [ARGUMENT ...]      from make, which sets DOCKER, IMAGE and VENV
+# usage: RUNTIME=docker|venv run.sh VERB|shell [ARGUMENT ...]      from make, which sets DOCKER, IMAGE and VENV
 #
-# In the image this folder is /work, read-only, and so is all it names by relative paths; outputs/ can be written.
+# In the image this folder is /work, read-only, and so is all it names by relative paths. The output folder can be
+# written; model and rows that lie elsewhere on the host are mounted where they are.
+# shellcheck disable=SC2046,SC2086  # DOCKER may be two words, such as `sudo docker`
 set -eu
-: "${HF_HOME:=$HOME/.cache/huggingface}"
-
 case $RUNTIME in
 venv)
     echo "in $VENV (RUNTIME=docker uses the image)" >&2
@@ -14,21 +14,48 @@ venv)
 docker) echo "in the image $IMAGE (RUNTIME=venv does without)" >&2 ;;
 *) echo "error: RUNTIME is \"$RUNTIME\": allowed: docker | venv" >&2; exit 2 ;;
 esac
-if ! "$DOCKER" image inspect "$IMAGE" >/dev/null 2>&1 && [ "$IMAGE" = qlora-train ]; then make build; fi
 
+verb=$1; shift
+count=$#  # of the verb's own arguments; the engine's come behind them and are moved to the front at the end
+
+# The shell's names, but for those that mean the host's own folders and programs, stand above .env's.
+for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
+    case $name in
+    PATH | HOME | USER | LOGNAME | SHELL | SHLVL | PWD | OLDPWD | TERM | TMPDIR | HOSTNAME | MAIL | _ | LANG | LC_* | XDG_*) ;;
+    PYTHON* | VIRTUAL_ENV | CONDA* | PIP_* | UV_* | LD_* | MAKE* | MFLAGS | GIT_* | SSH_* | DBUS_*) ;;
+    DOCKER* | IMAGE | RUNTIME | VENV | CUDA | CUDA_HOME | CUDA_PATH | NVIDIA_* | SOURCE_DATE_EPOCH) ;;
+    HF_HOME | *_CACHE | *_CACHE_DIR | *CERT* | *CA_BUNDLE | OUTPUT_DIR) ;;
+    HF_TOKEN_FILE | WANDB_API_KEY_FILE)
+        set -- "$@" --volume "$(realpath "$(printenv "$name")"):/run/secrets/$name:ro" --env "$name=/run/secrets/$name"
+        ;;
+    *) set -- "$@" --env "$name" ;;
+    esac
+done
+
+# What the settings of shell and .env come to, with ~ as the host means it.
+env_file=; if [ "$count" = 2 ]; then env_file="$1 $2"; fi
+settings=$($DOCKER run --rm --volume "$PWD:/work:ro" --workdir /work --env "HOME=$HOME" \
+    $(env | sed -n 's/^\(MODEL_ID\|DATASET\|EVAL_DATASET\|OUTPUT_DIR\)=.*/--env \1/p') "$IMAGE" config $env_file)
+setting() { echo "$settings" | sed -n "s/^  \"$1\": \"\(.*\)\",\{0,1\}\$/\1/p"; }
+for name in MODEL_ID DATASET EVAL_DATASET; do
+    path=$(setting $name)
+    case $path in /*) if [ -e "$path" ]; then set -- "$@" --volume "$path:$path:ro" --env "$name=$path"; fi ;; esac
+done
 # The engine would make missing host folders, as root.
-mkdir -p outputs .cache/image "$HF_HOME"
+output=$(setting OUTPUT_DIR)
+: "${HF_HOME:=$HOME/.cache/huggingface}"
+mkdir -p "$output" .cache/image "$HF_HOME"
+case $output in /*) inside=$output ;; *) inside=/work/$output ;; esac
+set -- "$@" --volume "$(realpath "$output"):$inside" --env "OUTPUT_DIR=$inside"
 
-# Settings of this shell stand above those of .env, which the verb reads itself.
-names=$(sed -n 's/^#\{0,1\}\([A-Z0-9_]*\)=.*/\1/p' env.example)
-names="$names HF_TOKEN_FILE WANDB_API_KEY_FILE HF_ENDPOINT HF_HUB_OFFLINE WANDB_MODE WANDB_PROJECT WANDB_ENTITY"
-arguments=$(for name in $names; do if printenv "$name" >/dev/null; then printf ' --env %s' "$name"; fi; done)
-if [ -t 0 ] && [ -t 2 ]; then arguments="$arguments --interactive --tty"; fi
-if "$DOCKER" info 2>/dev/null | grep -qi nvidia || command -v nvidia-container-runtime-hook >/dev/null; then
-    arguments="$arguments --gpus all"
+if [ -t 0 ] && [ -t 2 ]; then set -- "$@" --interactive --tty; fi
+if $DOCKER info --format '{{json .Runtimes}}' 2>/dev/null | grep -q nvidia || nvidia-smi -L >/dev/null 2>&1; then
+    set -- "$@" --gpus all
 fi
-# shellcheck disable=SC2086  # the arguments are words
-exec "$DOCKER" run --rm --init=false --ipc=host --stop-timeout 120 $arguments \
-    --volume "$PWD:/work:ro" --volume "$PWD/outputs:/work/outputs" --workdir /work \
-    --volume "$PWD/.cache/image:/cache" --volume "$HF_HOME:/cache/huggingface" \
-    "$IMAGE" "$@"
+if [ "$verb" = shell ]; then set -- "$@" --entrypoint bash "$IMAGE"; else set -- "$@" "$IMAGE" "$verb"; fi
+while [ "$count" -gt 0 ]; do
+    first=$1; shift; set -- "$@" "$first"
+    count=$((count - 1))
+done
+exec $DOCKER run --rm --ipc=host --stop-timeout 120 --workdir /work --volume "$PWD:/work:ro" \
+    --volume "$PWD/.cache/image:/cache" --volume "$HF_HOME:/cache/huggingface" "$@"

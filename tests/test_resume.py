@@ -39,6 +39,10 @@ def interrupt(after_step: int):
     return during(after_step, end)
 
 
+def evaluations(output) -> list[tuple[int, float]]:
+    return [(entry["step"], entry["eval_loss"]) for entry in record_of(output)["log"] if "eval_loss" in entry]
+
+
 def test_a_finished_run_does_nothing_again_and_refuses_other_settings(train, tmp_path):
     assert train().status == 0
     before = (tmp_path / "out/run.json").read_text()
@@ -82,9 +86,11 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes_and_the_same_log(train, tm
     assert written == resumed["log"]
 
 
-@pytest.mark.parametrize("step", [2, 3], ids=["in mid-epoch", "at its end"])
-def test_a_signal_in_mid_run_saves_the_step_and_the_run_goes_on_to_the_same_bytes(train, tmp_path, step):
-    settings = {"NUM_TRAIN_EPOCHS": 2, "EVAL_FRACTION": 0.25}
+@pytest.mark.parametrize(
+    ("step", "evaluation"), [(2, {"EVAL_FRACTION": 0.25}), (3, {})], ids=["in mid-epoch", "at its end"]
+)
+def test_a_signal_in_mid_run_saves_the_step_and_the_run_goes_on_to_the_same_bytes(train, tmp_path, step, evaluation):
+    settings = {"NUM_TRAIN_EPOCHS": 2, **evaluation}
     assert train(OUTPUT_DIR=tmp_path / "whole", **settings).status == 0
     with during(step, do=lambda: os.kill(os.getpid(), signal.SIGTERM)):
         stopped = train(**settings)
@@ -94,9 +100,23 @@ def test_a_signal_in_mid_run_saves_the_step_and_the_run_goes_on_to_the_same_byte
     result = train(**settings)
     assert result.status == 0 and f"checkpoint-{step}" in result.err
     assert (tmp_path / "out" / WEIGHTS).read_bytes() == (tmp_path / "whole" / WEIGHTS).read_bytes()
-    whole, resumed = (record_of(tmp_path / name) for name in ("whole", "out"))
-    evaluations = [[(e["step"], e["eval_loss"]) for e in run["log"] if "eval_loss" in e] for run in (whole, resumed)]
-    assert evaluations[0] == evaluations[1] and len(evaluations[0]) == 2
+    assert evaluations(tmp_path / "out") == evaluations(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("every", "at"), [({"EVAL_STEPS": 1}, 2), ({"SAVE_STEPS": 2, "LOAD_BEST_MODEL_AT_END": "false"}, 3)]
+)
+def test_a_signal_at_an_evaluation_ends_the_run_at_once_and_the_step_is_done_again(train, tmp_path, every, at):
+    settings = {"NUM_TRAIN_EPOCHS": 2, "EVAL_FRACTION": 0.25, **every}
+    assert train(OUTPUT_DIR=tmp_path / "whole", **settings).status == 0
+    with during(at, do=lambda: os.kill(os.getpid(), signal.SIGTERM)):
+        stopped = train(**settings)
+    assert stopped.status == 75 and f"during an evaluation, at step {at}" in stopped.err
+    assert not (tmp_path / f"out/checkpoints/checkpoint-{at}").exists()
+    result = train(**settings)
+    assert result.status == 0 and f"checkpoint-{at - 1}" in result.err
+    assert (tmp_path / "out" / WEIGHTS).read_bytes() == (tmp_path / "whole" / WEIGHTS).read_bytes()
+    assert evaluations(tmp_path / "out") == evaluations(tmp_path / "whole")
 
 
 def test_a_signal_while_loading_ends_the_process_as_stopped():
@@ -125,6 +145,18 @@ def test_early_stopping_goes_on_counting_after_an_interruption(train, tmp_path):
         assert train(**settings).status == 75
     assert train(**settings).status == 0
     assert record_of(tmp_path / "out")["steps"] == whole["steps"]
+
+
+def test_a_checkpoint_whose_saving_was_cut_off_is_passed_over(train, tmp_path):
+    settings = {"SAVE_STEPS": 1, "NUM_TRAIN_EPOCHS": 2}
+    assert train(OUTPUT_DIR=tmp_path / "whole", **settings).status == 0
+    with interrupt(after_step=3):
+        assert train(**settings).status == 75
+    (tmp_path / "out/checkpoints/checkpoint-2/trainer_state.json").unlink()
+    result = train(**settings)
+    assert result.status == 0, result.err
+    assert "checkpoint-2 is not whole" in result.err and "going on from" in result.err
+    assert (tmp_path / "out" / WEIGHTS).read_bytes() == (tmp_path / "whole" / WEIGHTS).read_bytes()
 
 
 @pytest.mark.parametrize("finished", [True, False])

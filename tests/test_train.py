@@ -180,10 +180,10 @@ def test_more_examples_a_step_than_rows_is_one_step_an_epoch_with_a_warning(trai
 
 
 def test_trackers_get_the_log(train, tmp_path):
-    result = train(REPORT_TO="tensorboard,wandb", WANDB_MODE="offline", WANDB_DIR=tmp_path, WANDB_SILENT="true")
+    result = train(REPORT_TO="tensorboard,wandb", WANDB_MODE="offline", WANDB_SILENT="true")
     assert result.status == 0, result.err
     assert list((tmp_path / "out").rglob("events.out.tfevents*"))
-    assert list((tmp_path / "wandb").rglob("*.wandb"))
+    assert list((tmp_path / "out/wandb").rglob("*.wandb"))
 
 
 def test_wandb_needs_a_key_or_a_login(train, tmp_path):

@@ -6,15 +6,21 @@ from pathlib import Path
 from typing import Any, Self
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import IntervalStrategy
 
 from train import record
-from train.console import Refusal, say
+from train.console import Exit, Refusal, say, warn
 
 # Settings that may differ when a run is taken up again: they do not change the adapter.
 FREE = {"OUTPUT_DIR", "LOG_LEVEL", "HF_TOKEN", "WANDB_API_KEY", "REPORT_TO", "SAVE_TOTAL_LIMIT", "ALLOW_CPU"}
 
 ELSEWHERE = "set OUTPUT_DIR to another folder"
+
+
+def stopped(how: str) -> Refusal:
+    """The refusal of a run that a signal ended."""
+    return Refusal(f"stopped {how}", "the same command goes on from the last checkpoint, if there is one", Exit.STOPPED)
 
 
 class StopOnSignal(TrainerCallback):
@@ -37,16 +43,30 @@ class StopOnSignal(TrainerCallback):
         if self.received:
             raise KeyboardInterrupt
         self.received = signal.Signals(number).name
-        say(f"{self.received}: finishing and saving this step; once more ends the run at once")
+        say(f"{self.received}: finishing this step and saving it; once more ends the run at once")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.received:
-            control.should_save = control.should_training_stop = True
+            control.should_training_stop = True
+            # An evaluation that is due belongs to the step: without it the step is not saved, but done again.
+            evaluates = args.eval_strategy == IntervalStrategy.EPOCH and _is_whole(state.epoch)
+            control.should_save = not evaluates
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        # An evaluation may take longer than whoever stops the run will wait.
+        if self.received:
+            raise stopped(f"by {self.received} during an evaluation, at step {state.global_step}")
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         # Stopping in mid-epoch looks like its end: an evaluation then is one that the whole run would not have had.
-        if self.received and state.epoch != int(state.epoch or 0):
+        if self.received and not _is_whole(state.epoch):
             control.should_evaluate = control.should_save = False
+
+
+def _is_whole(epoch: float | None) -> bool:
+    return epoch is not None and epoch == int(epoch)
 
 
 @dataclass
@@ -65,12 +85,13 @@ def find(output: Path, checkpoints: Path, settings: dict[str, Any], data_sha256:
         Refusal: the folder holds a run of other settings, of other data, or of unknown origin.
     """
     before = record.read(output)
-    last = get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None
     adapter = output / "adapter"
     if before is None:
-        if last or adapter.exists():
-            raise Refusal(f"{last or adapter} is there, but no run.json to say whose it is", ELSEWHERE)
+        for found in (adapter, *checkpoints.glob("checkpoint-*")):
+            if found.exists():
+                raise Refusal(f"{found} is there, but no run.json to say whose it is", ELSEWHERE)
         return Earlier()
+    last = _last_whole(checkpoints)
     _refuse_another_run(before, settings, data_sha256, started=bool(last) or before["status"] == "finished")
     if before["status"] == "finished":
         if adapter.is_dir():
@@ -81,6 +102,17 @@ def find(output: Path, checkpoints: Path, settings: dict[str, Any], data_sha256:
         return Earlier()
     say(f"going on from {last}")
     return Earlier(last, int(last.rpartition("-")[2]))
+
+
+def _last_whole(checkpoints: Path) -> str | None:
+    """The newest checkpoint whose saving came to its end: the trainer writes its state last."""
+    for folder in sorted(
+        checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]), reverse=True
+    ):
+        if (folder / TRAINER_STATE_NAME).is_file():
+            return str(folder)
+        warn(f"{folder} is not whole: its saving was cut off")
+    return None
 
 
 def _refuse_another_run(

@@ -54,7 +54,8 @@ def output(config: Config) -> str:
             "set OUTPUT_DIR to a folder of this user, or change its owner",
             Exit.MACHINE,
         ) from error
-    if Path("/.dockerenv").exists() and folder.stat().st_dev == Path("/").stat().st_dev:
+    in_container = any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv"))
+    if in_container and folder.stat().st_dev == Path("/").stat().st_dev:
         warn(f"OUTPUT_DIR={folder} is inside the container and goes with it: mount a folder (-v $PWD/outputs:/outputs)")
     free = shutil.disk_usage(folder).free
     if free < LEAST_FREE_BYTES:

@@ -1,6 +1,7 @@
 """The run, top to bottom: QLoRA fine-tuning as one reads it in a tutorial, every derived number said with its reason."""
 
 import math
+import os
 import shutil
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from trl import SFTTrainer
 
 from train import arguments, checkpoint, data, doctor, model, record, tokens
 from train.config import Config
-from train.console import Exit, Refusal, say, warn
+from train.console import Refusal, say, warn
 from train.settings_text import resolved
 
 
@@ -32,6 +33,7 @@ def train(config: Config) -> None:
     say(f"compute in {dtype}: {why}")
     doctor.output(config)
     doctor.trackers(config)
+    os.environ.setdefault("WANDB_DIR", str(output))  # else its files go with the container
     data_sha256 = {
         "DATASET": data.fingerprint(config.dataset),
         "EVAL_DATASET": data.fingerprint(config.eval_dataset) if config.eval_dataset else None,
@@ -100,11 +102,7 @@ def train(config: Config) -> None:
         result = trainer.train(resume_from_checkpoint=earlier.checkpoint)
     step, steps = trainer.state.global_step, trainer.state.max_steps
     if stop.received and step < steps:
-        raise Refusal(
-            f"stopped by {stop.received} behind step {step} of {steps}, which is saved",
-            "the same command goes on from there",
-            Exit.STOPPED,
-        )
+        raise checkpoint.stopped(f"by {stop.received} behind step {step} of {steps}, which is saved")
 
     # 5. The adapter, whole or not at all.
     if not math.isfinite(result.training_loss) or not model.trained_is_finite(adapted):

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 DOCKER = os.environ.get("DOCKER", "docker")
-IMAGE = os.environ.get("IMAGE", "qlora-train")
+IMAGE = os.environ.get("IMAGE", "qlora-train:cuda13.0")
+# Whose the host's folders are: another user's where the tests may give files away, else our own.
+OWNER = 4321 if os.getuid() == 0 else os.getuid()
 
 
 def docker(*arguments: Any, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -26,6 +28,14 @@ def docker(*arguments: Any, check: bool = True, **options: Any) -> subprocess.Co
 def layers(image: str) -> list[str]:
     """Digests of an image's layers, the base's first."""
     return json.loads(docker("image", "inspect", "--format", "{{json .RootFS.Layers}}", image).stdout)
+
+
+def owned(folder: Path) -> Path:
+    """A folder of OWNER's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if os.getuid() == 0:
+        os.chown(folder, OWNER, OWNER)
+    return folder
 
 
 @dataclass
@@ -57,14 +67,11 @@ class Container:
 
 @pytest.fixture
 def container(tmp_path: Path, tiny_model: Path, rows: Path) -> Iterator[Callable[..., Container]]:
-    """Make containers whose host folders belong to `owner`; what is left of them is removed."""
+    """Make containers whose host folders belong to OWNER; what is left of them is removed."""
     made: list[Container] = []
 
-    def container(owner: int, *options: str) -> Container:
-        folders = [tmp_path / name for name in ("outputs", "cache")]
-        for folder in folders:
-            folder.mkdir(exist_ok=True)
-            os.chown(folder, owner, owner)
+    def container(*options: str) -> Container:
+        folders = [owned(tmp_path / name) for name in ("outputs", "cache")]
         for readable in (*tmp_path.parents, tiny_model, *tiny_model.parents, *rows.parents):
             if readable.owner() == Path.home().owner() and "pytest" in str(readable):
                 readable.chmod(0o755)

@@ -13,7 +13,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import ROOT, WEIGHTS, record_of
-from tests.image.conftest import DOCKER, IMAGE, docker, layers
+from tests.image.conftest import DOCKER, IMAGE, OWNER, docker, layers, owned
 
 # Bytes above the base image, by layer: system packages, Python packages (CUDA 12.8's libraries are larger), our code.
 PACKAGES = {"13.0": 5.2e9, "12.8": 7.7e9}[os.environ.get("CUDA", "13.0")]
@@ -40,58 +40,72 @@ def test_without_a_gpu_it_says_so_at_once():
 
 
 def test_the_demos_recipe_leaves_a_loadable_adapter_that_belongs_to_the_hosts_user(tmp_path):
-    owner, outputs = 4321, tmp_path / "outputs"
-    outputs.mkdir()
-    os.chown(outputs, owner, owner)
+    outputs = owned(tmp_path / "outputs")
     mounts = ["--volume", f"{ROOT}:/work:ro", "--volume", f"{outputs}:/work/outputs", "--workdir", "/work"]
     trained = docker("run", "--rm", *mounts, IMAGE, "train", "--env-file", "demo/demo.env", check=False)
     assert trained.returncode == 0, trained.stderr
     run = record_of(outputs / "demo")
     assert run["last_loss"] < 0.75 * run["first_loss"]
-    assert {path.stat().st_uid for path in outputs.rglob("*")} == {owner}
+    assert {path.stat().st_uid for path in outputs.rglob("*")} == {OWNER}
     assert all(path.stat().st_mode & 0o044 for path in files_of(outputs / "demo/adapter"))
     base = AutoModelForCausalLM.from_pretrained(ROOT / ".cache/SmolLM2-135M-Instruct")
     PeftModel.from_pretrained(base, str(outputs / "demo/adapter"))
 
 
 def test_make_train_runs_in_the_image_with_the_settings_of_env_file_and_shell(tmp_path, tiny_model, rows):
-    owner, checkout = 4321, tmp_path / "checkout"
+    checkout = tmp_path / "checkout"
     subprocess.run(["git", "clone", "--quiet", ROOT, checkout], check=True)
     shutil.copytree(tiny_model, checkout / "models/tiny").chmod(0o755)
-    shutil.copyfile(rows, checkout / "rows.jsonl")
-    (checkout / ".env").write_text('MODEL_ID="models/tiny"  # ours\nDATASET=rows.jsonl\nALLOW_CPU=true\nLORA_R=2\n')
-    for folder in (checkout / "outputs", checkout / ".cache/image", tmp_path / "hf"):
-        folder.mkdir(parents=True)
-        os.chown(folder, owner, owner)
+    elsewhere = owned(tmp_path / "elsewhere") / "rows.jsonl"
+    shutil.copyfile(rows, elsewhere)
+    results = tmp_path / "results/run"
+    settings = {"MODEL_ID": '"models/tiny"  # ours', "DATASET": elsewhere, "OUTPUT_DIR": results, "LORA_R": 2}
+    (checkout / ".env").write_text("".join(f"{name}={value}\n" for name, value in settings.items()) + "ALLOW_CPU=1\n")
+    for folder in (checkout / ".cache/image", tmp_path / "hf", tmp_path / "results"):
+        owned(folder)
     asked = ["make", "-C", str(checkout), "train", "RUNTIME=docker"]
     home = {"HF_HOME": str(tmp_path / "hf"), "LORA_R": "4"}
     made = subprocess.run(asked, env=os.environ | home, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     assert f"in the image {IMAGE}" in made.stderr
-    run = record_of(checkout / "outputs")
+    run = record_of(results)
     assert (run["status"], run["settings"]["LORA_R"]) == ("finished", 4)
-    assert {path.stat().st_uid for path in (checkout / "outputs").rglob("*")} == {owner}
+    assert {path.stat().st_uid for path in results.rglob("*")} == {OWNER}
+    slip = subprocess.run(
+        asked, env=os.environ | home | {"MAX_LENGHT": "9"}, capture_output=True, text=True, check=False
+    )
+    assert "did you mean MAX_LENGTH?" in slip.stderr
 
 
-@pytest.mark.parametrize("options", [(), ("--user", "4321:4321")], ids=["root steps down", "--user"])
+@pytest.mark.parametrize("options", [(), ("--user", f"{OWNER}:{OWNER}")], ids=["root steps down", "--user"])
 def test_any_user_trains_on_a_read_only_root(container, options):
-    made = container(4321, "--read-only", "--tmpfs", "/tmp", *options)
+    made = container("--read-only", "--tmpfs", "/tmp", *options)
     trained = made.run("train")
     assert trained.returncode == 0, trained.stderr
     assert (made.outputs / WEIGHTS).is_file()
-    assert {path.stat().st_uid for folder in (made.outputs, made.cache) for path in folder.rglob("*")} == {4321}
+    assert {path.stat().st_uid for folder in (made.outputs, made.cache) for path in folder.rglob("*")} == {OWNER}
 
 
 def test_a_model_that_its_owner_alone_may_read_is_named(container, tiny_model, tmp_path):
     own = Path(shutil.copytree(tiny_model, tmp_path / "own-model"))
     own.chmod(0o755)
-    made = container(4321)
+    made = container("--user", "4322:4322")
+    made.outputs.chmod(0o777)
+    made.cache.chmod(0o777)
     for closed in (own / "model.safetensors", own):
         closed.chmod(0o700 if closed.is_dir() else 0o600)
         made.model = own
         refused = made.run("train")
         assert refused.returncode == 2
-        assert f"user 4321 may not read /model{'' if closed == own else '/model.safetensors'}" in refused.stderr
+        assert f"user 4322 may not read /model{'' if closed == own else '/model.safetensors'}" in refused.stderr
+
+
+def test_results_are_never_roots_whatever_an_earlier_start_left(container):
+    made = container()
+    docker("run", "--rm", "--volume", f"{made.cache}:/cache", IMAGE, "check", check=False)  # as root, fills the cache
+    checked = made.run("check", OUTPUT_DIR='"/outputs/run"')  # quoted, as `docker run --env-file` leaves it
+    assert checked.returncode == 0, checked.stdout
+    assert {path.stat().st_uid for folder in (made.outputs, made.cache) for path in folder.rglob("*")} == {OWNER}
 
 
 def test_results_that_would_go_with_the_container_are_warned_of():
@@ -100,7 +114,7 @@ def test_results_that_would_go_with_the_container_are_warned_of():
 
 
 def test_docker_stop_saves_the_step_and_the_same_command_goes_on(container):
-    made = container(4321)
+    made = container()
     settings = {"NUM_TRAIN_EPOCHS": 2000, "LOGGING_STEPS": 1, "SAVE_STEPS": 100_000}
     docker("run", "--detach", *made.arguments("train", **settings))
     deadline = time.monotonic() + 120
