@@ -61,7 +61,7 @@ def test_make_train_runs_in_the_image_with_the_settings_of_env_file_and_shell(tm
     results = tmp_path / "results/run"
     settings = {"MODEL_ID": '"models/tiny"  # ours', "DATASET": elsewhere, "OUTPUT_DIR": results, "LORA_R": 2}
     (checkout / ".env").write_text("".join(f"{name}={value}\n" for name, value in settings.items()) + "ALLOW_CPU=1\n")
-    for folder in (checkout / ".cache/image", tmp_path / "hf", tmp_path / "results"):
+    for folder in (checkout / ".cache/image", tmp_path / "hf", tmp_path / "results/run"):
         owned(folder)
     asked = ["make", "-C", str(checkout), "train", "RUNTIME=docker"]
     home = {"HF_HOME": str(tmp_path / "hf"), "LORA_R": "4"}
@@ -102,14 +102,18 @@ def test_a_model_that_its_owner_alone_may_read_is_named(container, tiny_model, t
 
 def test_results_are_never_roots_whatever_an_earlier_start_left(container):
     made = container()
-    docker("run", "--rm", "--volume", f"{made.cache}:/cache", IMAGE, "check", check=False)  # as root, fills the cache
+    mounts = ["--volume", f"{made.cache}:/cache", "--volume", f"{made.rows}:/rows.jsonl:ro"]
+    asroot = ["--env", "DATASET=/rows.jsonl", "--env", "MODEL_ID=/none", IMAGE, "check"]
+    docker("run", "--rm", *mounts, *asroot, check=False)
+    assert {path.stat().st_uid for path in made.cache.rglob("*")} == {0}
     checked = made.run("check", OUTPUT_DIR='"/outputs/run"')  # quoted, as `docker run --env-file` leaves it
     assert checked.returncode == 0, checked.stdout
     assert {path.stat().st_uid for folder in (made.outputs, made.cache) for path in folder.rglob("*")} == {OWNER}
 
 
 def test_results_that_would_go_with_the_container_are_warned_of():
-    said = docker("run", "--rm", "--env", "ALLOW_CPU=1", IMAGE, "check", check=False)
+    nothing = ["--env", "DATASET=/none.jsonl", "--env", "MODEL_ID=/none"]
+    said = docker("run", "--rm", "--env", "ALLOW_CPU=1", *nothing, IMAGE, "check", check=False)
     assert "mount a folder" in said.stderr
 
 
