@@ -46,7 +46,7 @@ class StopOnSignal(TrainerCallback):
         say(f"{self.received}: finishing this step and saving it; once more ends the run at once")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.received:
+        if self.received and state.global_step < state.max_steps:
             control.should_training_stop = True
             # An evaluation that is due belongs to the step: without it the step is not saved, but done again.
             evaluates = args.eval_strategy == IntervalStrategy.EPOCH and _is_whole(state.epoch)
@@ -61,7 +61,7 @@ class StopOnSignal(TrainerCallback):
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         # Stopping in mid-epoch looks like its end: an evaluation then is one that the whole run would not have had.
-        if self.received and not _is_whole(state.epoch):
+        if self.received and state.global_step < state.max_steps and not _is_whole(state.epoch):
             control.should_evaluate = control.should_save = False
 
 
