@@ -45,8 +45,12 @@ class StopOnSignal(TrainerCallback):
         self.received = signal.Signals(number).name
         say(f"{self.received}: finishing this step and saving it; once more ends the run at once")
 
+    def ends(self, state: TrainerState) -> bool:
+        """Whether a signal ends the run before its last step; behind that one it is finished all the same."""
+        return self.received is not None and state.global_step < state.max_steps
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.received and state.global_step < state.max_steps:
+        if self.ends(state):
             control.should_training_stop = True
             # An evaluation that is due belongs to the step: without it the step is not saved, but done again.
             evaluates = args.eval_strategy == IntervalStrategy.EPOCH and _is_whole(state.epoch)
@@ -61,7 +65,7 @@ class StopOnSignal(TrainerCallback):
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         # Stopping in mid-epoch looks like its end: an evaluation then is one that the whole run would not have had.
-        if self.received and state.global_step < state.max_steps and not _is_whole(state.epoch):
+        if self.ends(state) and not _is_whole(state.epoch):
             control.should_evaluate = control.should_save = False
 
 

@@ -100,9 +100,9 @@ def train(config: Config) -> None:
         trainer.add_callback(log)
         trainer.add_callback(stop)
         result = trainer.train(resume_from_checkpoint=earlier.checkpoint)
-    step, steps = trainer.state.global_step, trainer.state.max_steps
-    if stop.received and step < steps:
-        raise checkpoint.stopped(f"by {stop.received} behind step {step} of {steps}, which is saved")
+    step = trainer.state.global_step
+    if stop.ends(trainer.state):
+        raise checkpoint.stopped(f"by {stop.received} behind step {step} of {trainer.state.max_steps}, which is saved")
 
     # 5. The adapter, whole or not at all.
     if not math.isfinite(result.training_loss) or not model.trained_is_finite(adapted):

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -63,6 +64,13 @@ class Container:
     def run(self, *verb: str, **settings: Any) -> subprocess.CompletedProcess[str]:
         """Run a verb to its end."""
         return docker("run", "--rm", *self.arguments(*verb, **settings), check=False)
+
+    def wait_for(self, said: str, seconds: float = 120) -> None:
+        """Wait until the container started in the background has said something."""
+        deadline = time.monotonic() + seconds
+        while said not in docker("logs", self.name).stderr:
+            assert time.monotonic() < deadline, docker("logs", self.name).stderr
+            time.sleep(0.2)
 
 
 @pytest.fixture

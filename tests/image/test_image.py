@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import certifi
@@ -122,10 +121,7 @@ def test_docker_stop_saves_the_step_and_the_same_command_goes_on(container):
     made = container()
     settings = {"NUM_TRAIN_EPOCHS": 2000, "LOGGING_STEPS": 1, "SAVE_STEPS": 100_000}
     docker("run", "--detach", *made.arguments("train", **settings))
-    deadline = time.monotonic() + 120
-    while "step 3/" not in docker("logs", made.name).stderr:
-        assert time.monotonic() < deadline, docker("logs", made.name).stderr
-        time.sleep(0.2)
+    made.wait_for("step 3/")
     assert docker("exec", made.name, "cat", "/proc/1/comm").stdout == "tini\n"
     docker("stop", "--time", "60", made.name)
     assert docker("inspect", "--format", "{{.State.ExitCode}}", made.name).stdout == "75\n"
@@ -138,10 +134,7 @@ def test_docker_stop_saves_the_step_and_the_same_command_goes_on(container):
     docker("rm", made.name)
 
     docker("run", "--detach", *made.arguments("train", **settings))
-    going_on, deadline = f"step {state['global_step'] + 1}/", time.monotonic() + 120
-    while going_on not in docker("logs", made.name).stderr:
-        assert time.monotonic() < deadline, docker("logs", made.name).stderr
-        time.sleep(0.2)
+    made.wait_for(f"step {state['global_step'] + 1}/")
 
 
 def test_nothing_listens_and_nothing_is_a_volume():
