@@ -1,69 +1,103 @@
-"""Rows of every known shape, from every kind of file, and what is said about the rest."""
+"""Rows of every known shape to one form, and what is said about the rest."""
 
-import json
-from pathlib import Path
-
-import pandas
 import pytest
 
 from train import data
-from train.console import Refusal
+from train.config import Config
+from train.turns import UnusableRow
 
-ALPACA = [
-    {"instruction": "Add.", "input": "1 and 2", "output": "3"},
-    {"instruction": "Say hi.", "input": "", "output": "None"},
-]
-SHAREGPT = [
-    {"from": "system", "value": "Be kind."},
-    {"from": "human", "value": "Hi"},
-    {"from": "gpt", "value": "Hello"},
-]
+ALPACA = {"instruction": "Add.", "input": "1 and 2", "output": "3"}
+CALL = {"type": "function", "function": {"name": "pick", "arguments": {"fruit": "plum", "count": 3}}}
+TOOL = {"type": "function", "function": {"name": "pick", "parameters": {}}}
 
 
-def shaped(row: dict) -> dict:
-    _, to_shape = data.shaper(list(row))
-    return to_shape(row)
+def shaped(row, **settings):
+    shaper = data.Shaper(Config(_env_file=None, **settings))
+    return shaper(row)
 
 
-def chat(*contents: str) -> dict:
+def chat(*contents, system=None):
     roles = ("user", "assistant")
-    return {"messages": [{"role": roles[at % 2], "content": content} for at, content in enumerate(contents)]}
+    first = [{"role": "system", "content": system}] if system else []
+    return {"messages": first + [{"role": roles[at % 2], "content": content} for at, content in enumerate(contents)]}
+
+
+def spoken(*turns):
+    return {"conversations": [{"from": role, "value": value} for role, value in turns]}
 
 
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        (ALPACA[0], chat("Add.\n\n1 and 2", "3")),
-        (ALPACA[1], chat("Say hi.", "None")),
+        (ALPACA, chat("Add.\n\n1 and 2", "3")),
+        *[(ALPACA | {"input": blank}, chat("Add.", "3")) for blank in ("", None, "  ", [])],
+        ({"instruction": "Add.", "output": "None"}, chat("Add.", "None")),
         ({"instruction": "Add.", "context": None, "response": "3", "category": "sum"}, chat("Add.", "3")),
-        ({"Question": "Add.", "Answer": "3"}, chat("Add.", "3")),
+        (ALPACA | {"text": "Below is an instruction"}, chat("Add.\n\n1 and 2", "3")),
+        (ALPACA | {"input": "", "history": [["Hi", "Hello"]]}, chat("Hi", "Hello", "Add.", "3")),
+        ({"system_prompt": "Be kind.", "question": "Add.", "response": "3"}, chat("Add.", "3", system="Be kind.")),
+        ({" Question ": "Add.", "ANSWER": "3"}, chat("Add.", "3")),
+        ({"input": "Add.", "output": "3"}, chat("Add.", "3")),
+        ({"problem": "Add.", "solution": "3"}, chat("Add.", "3")),
+        ({"user": "Add.", "assistant": "3"}, chat("Add.", "3")),
         ({"prompt": "Add.", "response": "3"}, chat("Add.", "3")),
         ({"prompt": "Add: ", "completion": "3"}, {"prompt": "Add: ", "completion": "3"}),
-        (
-            {"prompt": chat("Add.")["messages"], "completion": [{"role": "assistant", "content": "3"}]},
-            chat("Add.", "3"),
-        ),
         (chat("Hi", "Hello", "Bye", "See you"), chat("Hi", "Hello", "Bye", "See you")),
-        (
-            {
-                "messages": [
-                    {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
-                    {"role": "assistant", "content": "Hello"},
-                ]
-            },
-            chat("Hi", "Hello"),
-        ),
+        ({"messages": '[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]'}, chat("Hi", "Ho")),
         ({"TEXT": "A plum."}, {"text": "A plum."}),
         ({"instruction": "Add.", "output": 3}, chat("Add.", "3")),
+        ({"instruction": "True?", "output": True}, chat("True?", "true")),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "value": "i"}]},
+                          {"role": "assistant", "content": "Hello"}]},
+            chat("Hi", "Hello"),
+        ),
+        (spoken(("system", ""), ("human", "Hi"), ("gpt", "Hello")), chat("Hi", "Hello")),
     ],
-)
+)  # fmt: skip
 def test_known_shapes(row, expected):
     assert shaped(row) == expected
 
 
-def test_sharegpt_roles_become_the_templates_roles():
-    roles = [message["role"] for message in shaped({"conversations": SHAREGPT})["messages"]]
-    assert roles == ["system", "user", "assistant"]
+def test_a_pair_of_chats_learns_the_completion_only():
+    row = {"prompt": chat("Hi", "Hello", "Add.")["messages"], "completion": [{"role": "assistant", "content": "3"}]}
+    messages = shaped(row)["messages"]
+    assert [m["content"] for m in messages if m["role"] == "assistant" and m.get("learned", True)] == ["3"]
+
+
+@pytest.mark.parametrize("user", ["human", "user", "Human", "prompter"])
+@pytest.mark.parametrize("assistant", ["gpt", "assistant", "model", "bot", "chatgpt"])
+def test_every_common_role_becomes_the_templates(user, assistant):
+    messages = shaped(spoken(("system", "Be kind."), (user, "Hi"), (assistant, "Hello")))["messages"]
+    assert [message["role"] for message in messages] == ["system", "user", "assistant"]
+
+
+@pytest.mark.parametrize("weight", ["weight", "loss_weight"])
+def test_a_turn_of_weight_0_is_read_and_not_learned(weight):
+    row = chat("Hi", "Hello", "Bye", "See you")
+    row["messages"][1][weight], row["messages"][3][weight] = 0.0, 1.0
+    assert [message.get("learned") for message in shaped(row)["messages"]] == [None, False, None, True]
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"function": {"name": "pick", "arguments": '{"fruit":"plum","count":3}'}}],
+        },
+        {"role": "assistant", "function_call": {"name": "pick", "arguments": '{"fruit": "plum", "count": 3}'}},
+        {"from": "function_call", "value": '{"name": "pick", "arguments": {"fruit": "plum", "count": 3}}'},
+    ],
+)
+def test_tool_calls_of_every_spelling_keep_their_arguments(called):
+    row = {"messages": [{"role": "user", "content": "Pick."}, called, {"from": "observation", "value": "done"},
+                        {"role": "assistant", "content": "Picked."}], "tools": [TOOL["function"]]}  # fmt: skip
+    made = shaped(row)
+    assert made["messages"][1] == {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    assert made["messages"][2] == {"role": "tool", "content": "done"}
+    assert made["tools"] == [TOOL]
 
 
 @pytest.mark.parametrize(
@@ -71,93 +105,43 @@ def test_sharegpt_roles_become_the_templates_roles():
     [
         ({"instruction": "Add.", "output": " "}, "empty answer"),
         ({"instruction": None, "output": "3"}, "empty question"),
+        ({"instruction": "Add.", "output": {"text": "3"}}, "a dict where text belongs"),
+        ({"instruction": "Add.", "output": "\ud800"}, "lone surrogate"),
         ({"messages": []}, "no turns"),
-        ({"messages": [{"role": "user", "content": "Hi"}]}, "no assistant turn"),
-        (
-            {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}]},
-            "empty assistant turn",
-        ),
-        ({"messages": [{"role": "plum", "content": "Hi"}]}, 'role "plum"'),
+        ({"messages": "plum"}, "no turns"),
+        ({"messages": ["plum"]}, "a turn without role"),
+        ({"messages": chat("Hi")["messages"]}, "no assistant turn"),
+        (chat("Hi", None), "empty assistant turn"),
+        (chat("Hi", [{"type": "image", "url": "x"}]), 'part of type "image"'),
+        (spoken(("plum", "Hi"), ("gpt", "Hello")), 'role "plum"'),
+        (spoken(("human", "Hi"), ("function_call", "pick plum")), "no JSON"),
+        ({"messages": [{"role": "assistant", "content": "Hi", "weight": 0}]}, "weight above 0"),
+        ({"messages": [{"role": "assistant", "content": "Hi", "weight": 0.5}]}, "only 0 and 1"),
         ({"text": None}, "empty text"),
         ({"text": ["a", "b"]}, "a list where text belongs"),
+        (["a"], "a list, not an object"),
+        ({"row_id": 1, "Best Answer": "3"}, "no known columns among row_id, Best Answer"),
+        ({"prompt": "Add."}, "no known columns"),
     ],
 )
 def test_rows_that_cannot_be_used_say_why(row, reason):
-    with pytest.raises(data.UnusableRow, match=reason):
+    with pytest.raises(UnusableRow, match=reason):
         shaped(row)
 
 
-def test_unknown_columns_are_refused_with_the_columns_found():
-    with pytest.raises(Refusal, match="Best Answer") as refusal:
-        data.shaper(["row_id", "Best Answer"])
-    assert "instruction and output" in refusal.value.fix
+def test_settings_name_what_no_rule_knows():
+    row = {"Frage": "Plus?", "Best Answer": "3", "lang": "de", "note": None}
+    assert shaped(row, PROMPT_COLUMN="Frage", COMPLETION_COLUMN="Best Answer") == chat("Plus?", "3")
+    assert shaped(row, COMPLETION_COLUMN="Frage") == {"text": "Plus?"}
+    template = {"PROMPT_TEMPLATE": r"{{{lang}}}{note}:\n{Frage}", "COMPLETION_COLUMN": "Best Answer"}
+    assert shaped(row, **template) == chat("{de}:\nPlus?", "3")
+    assert shaped(ALPACA, PROMPT_TEMPLATE="Q: {instruction}") == chat("Q: Add.", "3")
+    for wrong in ({"PROMPT_COLUMN": "Fragen"}, {"PROMPT_TEMPLATE": "{Fragen}", "COMPLETION_COLUMN": "Best Answer"}):
+        with pytest.raises(data.UnknownShape, match='no column "Fragen"'):
+            shaped(row, **wrong)
 
 
-@pytest.mark.parametrize("kind", ["json", "jsonl", "csv", "parquet"])
-def test_files_of_every_kind_give_the_same_rows(tmp_path, kind):
-    file = tmp_path / f"rows.{kind}"
-    table = pandas.DataFrame(ALPACA)
-    if kind == "json":
-        file.write_text(json.dumps(ALPACA, indent=1))
-    elif kind == "jsonl":
-        file.write_text("".join(json.dumps(row) + "\n" for row in ALPACA))
-    elif kind == "csv":
-        table.to_csv(file, index=False)
-    else:
-        table.to_parquet(file)
-    loaded = data.load(str(file), "train")
-    assert [shaped(row) for row in loaded] == [chat("Add.\n\n1 and 2", "3"), chat("Say hi.", "None")]
-    assert len(data.load(str(file), "train[:1]")) == 1
-
-
-@pytest.mark.parametrize("answers", [("007", "010"), ("3.10", "1e5"), ("True", "False"), ("None", "NA")])
-def test_cells_of_a_csv_file_stay_as_they_are_written(tmp_path, answers):
-    file = tmp_path / "rows.csv"
-    file.write_text(",instruction,output\n" + "".join(f"{n},Say it.,{a}\n" for n, a in enumerate(answers)))
-    assert [shaped(row)["messages"][-1]["content"] for row in data.load(str(file), "train")] == list(answers)
-
-
-def test_dates_of_a_json_file_stay_as_they_are_written(tmp_path):
-    answers = ["2024-01-02T10:00:00Z", "2024-01-03T10:00:00Z"]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps({"question": "When?", "answer": answer}) + "\n" for answer in answers))
-    assert [shaped(row) for row in data.load(str(file), "train")] == [chat("When?", answer) for answer in answers]
-
-
-def test_a_folder_with_splits(tmp_path):
-    for split in ("train", "validation"):
-        (tmp_path / f"{split}.jsonl").write_text(json.dumps({"text": split}) + "\n")
-    assert data.load(str(tmp_path), "train")[0]["text"] == "train"
-    assert data.load(str(tmp_path), None)[0]["text"] == "validation"
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("databricks/dolly-15k", "databricks/databricks-dolly-15k"),
-        ("./none.jsonl", "path that exists"),
-        ("rows.docx", ".jsonl"),
-        ("broken.jsonl", "JSON"),
-        ("empty.jsonl", "JSON"),
-    ],
-)
-def test_names_and_files_that_cannot_be_read_say_the_way_out(tmp_path, name, said):
-    Path("rows.docx").write_text("x")
-    Path("broken.jsonl").write_text('{"text": "a"}\n{"text": "b\n')
-    Path("empty.jsonl").write_text("")
-    with pytest.raises(Refusal) as refusal:
-        data.load(name, "train")
-    assert said in refusal.value.fix
-
-
-def test_evaluation_rows_that_are_not_there_name_their_own_setting(train, tmp_path):
-    for missing in ("./none.jsonl", "databricks/dolly-15k"):
-        result = train(EVAL_DATASET=missing)
-        assert result.status == 2
-        assert "EVAL_DATASET" in result.err and missing in result.err
-
-
-def test_an_unknown_split_is_refused(rows):
-    with pytest.raises(Refusal, match="plum") as refusal:
-        data.load(str(rows), "plum")
-    assert "DATASET_SPLIT" in refusal.value.fix
+def test_the_system_prompt_stands_where_a_chat_has_none():
+    assert shaped(ALPACA, SYSTEM_PROMPT="Be kind.")["messages"][0] == {"role": "system", "content": "Be kind."}
+    own = {"messages": chat("Hi", "Ho", system="Be short.")["messages"]}
+    assert shaped(own, SYSTEM_PROMPT="Be kind.") == own

@@ -82,7 +82,10 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     verb("train", _train, "Fine-tune, and leave the adapter in OUTPUT_DIR.")
-    verb("check", _check, "See whether machine, settings, data and model are fit; trains nothing.")
+    check = verb("check", _check, "See whether machine, settings, data and model are fit; trains nothing.")
+    check.add_argument(
+        "--data", action="store_true", help="tokenise every row and say what would be learned, cut and dropped"
+    )
     generate = verb("generate", _generate, "Answer prompts with an adapter on its base model.")
     generate.add_argument("--adapter", required=True, metavar="DIR", help="folder with adapter_config.json")
     generate.add_argument("--prompt", required=True, action="append", metavar="TEXT", help="may be given several times")
@@ -134,7 +137,7 @@ def _check(given: argparse.Namespace) -> None:
 
     _quiet_libraries()
     refusals = []
-    for name, check in doctor.CHECKS.items():
+    for name, check in ({"data": doctor.tokens} if given.data else doctor.CHECKS).items():
         try:
             result(f"ok    {name}: {check(config)}")
         except Refusal as refusal:

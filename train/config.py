@@ -6,10 +6,12 @@ those has the setting. `environment.py` reads them; README's table and `env.exam
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from train import contradictions
 
 Optimizer = Literal[
     "adamw_torch",
@@ -35,6 +37,7 @@ Scheduler = Literal[
 ]
 Tracker = Literal["none", "tensorboard", "wandb", "trackio", "mlflow", "comet_ml", "swanlab", "clearml"]
 
+Names = Annotated[list[str], NoDecode]
 DEFAULT_DATASET = "databricks/databricks-dolly-15k"
 # Tokens of one forward pass that the automatic micro-batch stays under.
 MICRO_BATCH_TOKENS = 2048
@@ -63,18 +66,49 @@ class Config(BaseSettings):
     trust_remote_code: bool = setting("Model", False, "Run Python code that the model's repository ships.")
     hf_token: SecretStr | None = setting("Model", None, "Hugging Face token, for gated models. Also HF_TOKEN_FILE.")
 
-    dataset: str = setting(
-        "Data", DEFAULT_DATASET, "Rows to train on: a Hub name, or a local JSON, JSONL, CSV or Parquet file or folder."
+    dataset: Names = setting(
+        "Data",
+        [DEFAULT_DATASET],
+        "Rows to train on: a Hub name, or a local JSON, JSONL, CSV or Parquet file or folder. Several, with commas.",
     )
-    dataset_config: str | None = setting("Data", None, "Configuration of a dataset that has several.")
-    dataset_revision: str | None = setting("Data", None, "Branch, tag or commit of the dataset.")
-    dataset_split: str | None = setting(
-        "Data", None, "Split and slice, such as train[:1000]. Unset: train[:1000] of the default dataset, else train."
+    dataset_config: Names = setting("Data", [], "Configuration of a dataset that has several. One, or one each.")
+    dataset_revision: Names = setting("Data", [], "Branch, tag or commit of the dataset. One, or one each.")
+    dataset_split: Names = setting(
+        "Data",
+        [],
+        "Split and slice, such as train[:1000]. One, or one each. "
+        "Unset: train[:1000] of the default dataset, else train.",
     )
-    eval_dataset: str | None = setting("Data", None, "Rows to evaluate on, in the same forms as DATASET.")
-    eval_dataset_split: str | None = setting("Data", None, "Split of EVAL_DATASET. Unset: validation, test or train.")
+    dataset_weights: Annotated[list[Annotated[float, Field(gt=0)]], NoDecode] = setting(
+        "Data", [], "How often each dataset's rows are seen in an epoch: 2 is twice, 0.5 every other row."
+    )
+    max_rows: int | None = setting("Data", None, "Rows to read of each dataset, from its start.", ge=1)
+    streaming: bool = setting(
+        "Data", False, "Read Hub datasets over the network as far as MAX_ROWS, without storing them."
+    )
+    deduplicate: bool = setting("Data", False, "Leave out rows that are equal to an earlier one.")
+    eval_dataset: Names = setting("Data", [], "Rows to evaluate on, in the same forms as DATASET.")
+    eval_dataset_split: Names = setting(
+        "Data", [], "Split of EVAL_DATASET. One, or one each. Unset: validation, test or train."
+    )
     eval_fraction: float = setting("Data", 0.0, "Share of the rows held out for evaluation.", ge=0, lt=1)
+    prompt_column: str | None = setting("Data", None, "Column of the question, where no rule knows it.")
+    completion_column: str | None = setting(
+        "Data", None, "Column of the answer, where no rule knows it; alone, of plain text."
+    )
+    prompt_template: str | None = setting(
+        "Data", None, "Question made of columns: Translate to {language}:\\n{source}. {{ is a brace."
+    )
+    system_prompt: str | None = setting("Data", None, "System turn of every chat that has none.")
     max_length: int = setting("Data", 512, "Longest row in tokens; the rest of a longer row is cut.", ge=8)
+    long_rows: Literal["cut", "drop"] = setting("Data", "cut", "What happens to rows above MAX_LENGTH.")
+    max_dropped_fraction: float = setting(
+        "Data",
+        0.05,
+        "Share of the rows that may be unusable before the run is refused; unless it is set, ten always may.",
+        ge=0,
+        le=1,
+    )
     completion_only_loss: bool = setting("Data", True, "Learn the answers only; false learns every token.")
 
     load_in_4bit: bool = setting("Quantisation", True, "Hold the base model's linear layers in 4 bits.")
@@ -90,7 +124,7 @@ class Config(BaseSettings):
     lora_r: int = setting("LoRA", 16, "Rank of the adapter matrices.", ge=1)
     lora_alpha: int = setting("LoRA", 32, "Scale of the adapter, divided by the rank.", ge=1)
     lora_dropout: float = setting("LoRA", 0.05, "Dropout on the adapter's input.", ge=0, lt=1)
-    target_modules: Annotated[list[str], NoDecode] = setting(
+    target_modules: Names = setting(
         "LoRA", ["q_proj", "k_proj", "v_proj", "o_proj"], "Layers that get an adapter, or all-linear."
     )
     use_rslora: bool = setting("LoRA", False, "Divide the scale by the square root of the rank (rsLoRA).")
@@ -145,15 +179,29 @@ class Config(BaseSettings):
     def leave_out_blanks(cls, given: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in given.items() if not isinstance(value, str) or value.strip()}
 
-    @field_validator("target_modules", "report_to", mode="before")
+    @field_validator("*", mode="before")
     @classmethod
-    def split_at_commas(cls, value: Any) -> Any:
-        return [name for part in value.split(",") if (name := part.strip())] if isinstance(value, str) else value
+    def split_at_commas(cls, value: Any, info: ValidationInfo) -> Any:
+        is_list = get_origin(cls.model_fields[str(info.field_name)].annotation) is list
+        return (
+            [part.strip() for part in value.split(",") if part.strip()] if is_list and isinstance(value, str) else value
+        )
 
-    @field_validator("model_id", "dataset", "eval_dataset", "output_dir")
+    @field_validator("model_id", "output_dir")
     @classmethod
-    def expand_home(cls, value: str | None) -> str | None:
-        return str(Path(value).expanduser()) if value and re.match("~(/|$)", value) else value
+    def expand_home(cls, value: str) -> str:
+        return str(Path(value).expanduser()) if re.match("~(/|$)", value) else value
+
+    @field_validator("dataset", "eval_dataset")
+    @classmethod
+    def expand_homes(cls, value: list[str]) -> list[str]:
+        return [cls.expand_home(name) for name in value]
+
+    @field_validator("prompt_template", "system_prompt")
+    @classmethod
+    def line_breaks(cls, value: str | None) -> str | None:
+        """An env file of docker's has no line breaks: \\n stands for one."""
+        return value.replace("\\n", "\n") if value else value
 
     @field_validator("hf_token", "wandb_api_key")
     @classmethod
@@ -163,39 +211,15 @@ class Config(BaseSettings):
         return value
 
     @model_validator(mode="after")
-    def contradictions(self) -> "Config":
-        given = self.model_fields_set
-        per_device, accumulation = self.per_device_train_batch_size, self.gradient_accumulation_steps
-        found = []
-        if self.eval_dataset and self.eval_fraction:
-            found.append("EVAL_DATASET and EVAL_FRACTION both name evaluation rows: give one of them")
-        if self.early_stopping_patience and not self.evaluates:
-            found.append("EARLY_STOPPING_PATIENCE needs evaluation rows: set EVAL_FRACTION or EVAL_DATASET")
-        if self.eval_steps and not self.evaluates:
-            found.append("EVAL_STEPS needs evaluation rows: set EVAL_FRACTION or EVAL_DATASET")
-        keeps_best = self.evaluates and self.load_best_model_at_end
-        if keeps_best and self.save_steps and (not self.eval_steps or self.save_steps % self.eval_steps):
-            found.append(
-                "SAVE_STEPS must be a multiple of EVAL_STEPS to keep the best checkpoint: "
-                "leave SAVE_STEPS out, or set LOAD_BEST_MODEL_AT_END=false"
-            )
-        if self.max_steps and "num_train_epochs" in given:
-            found.append("MAX_STEPS and NUM_TRAIN_EPOCHS both say when to stop: give one of them")
-        if per_device and accumulation:
-            product = per_device * accumulation
-            if "effective_batch_size" in given and product != self.effective_batch_size:
-                found.append(
-                    f"PER_DEVICE_TRAIN_BATCH_SIZE × GRADIENT_ACCUMULATION_STEPS is {product}, "
-                    f"EFFECTIVE_BATCH_SIZE is {self.effective_batch_size}: leave one of the three out"
-                )
-        elif self.effective_batch_size % (per_device or accumulation or 1):
-            name = "PER_DEVICE_TRAIN_BATCH_SIZE" if per_device else "GRADIENT_ACCUMULATION_STEPS"
-            found.append(
-                f"{name}={per_device or accumulation} does not divide EFFECTIVE_BATCH_SIZE={self.effective_batch_size}"
-            )
-        if found:
+    def contradict_nothing(self) -> "Config":
+        if found := contradictions.of(self):
             raise ValueError("\n".join(found))
         return self
+
+    @staticmethod
+    def one_each(values: list[str], count: int) -> list[str | None]:
+        """A setting's value for each of some datasets: its own, the only one, or None."""
+        return list(values) if len(values) == count else [values[0] if values else None] * count
 
     @property
     def evaluates(self) -> bool:
@@ -203,9 +227,9 @@ class Config(BaseSettings):
         return bool(self.eval_dataset) or self.eval_fraction > 0
 
     @property
-    def split(self) -> str:
-        """Split of DATASET that is read; only the default dataset is cut to the course's 1,000 rows."""
-        return self.dataset_split or ("train[:1000]" if self.dataset == DEFAULT_DATASET else "train")
+    def default_split(self) -> str:
+        """Split of DATASET where none is given; only the default dataset is cut to the course's 1,000 rows."""
+        return "train[:1000]" if self.dataset == [DEFAULT_DATASET] and not self.max_rows else "train"
 
     def micro_batch(self) -> tuple[int, int, str]:
         """Examples of one forward pass, forward passes of one optimizer step, and why."""

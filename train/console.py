@@ -1,10 +1,13 @@
 """How things are said: notes on standard error, results on standard output, errors with a fix and an exit code."""
 
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
+from typing import TypeVar
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 notes = Console(stderr=True, markup=False, highlight=False, emoji=False, soft_wrap=True)
@@ -13,6 +16,8 @@ results = Console(
     markup=False, highlight=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120
 )
 MASK = "********"
+SECONDS_BETWEEN_LINES = 30
+T = TypeVar("T")
 _secrets: set[str] = set()
 
 
@@ -42,10 +47,18 @@ def conceal(secret: str) -> None:
 
 
 def masked(text: str) -> str:
-    """The text with every secret in it masked."""
+    """The text as it may be printed: secrets masked, control characters (a terminal would obey them) written out."""
     for secret in _secrets:
         text = text.replace(secret, MASK)
-    return text
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def excerpt(text: str, longest: int = 80) -> str:
+    """The start of a piece of data, on one line."""
+    line = " ".join(text[: longest + 1].split("\n"))
+    return line if len(line) <= longest else line[:longest] + "…"
 
 
 def say(text: str) -> None:
@@ -75,6 +88,19 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
     for row in rows:
         grid.add_row(*row)
     results.print(grid, soft_wrap=False)
+
+
+def progress(items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
+    """Hand the items on, with a bar where someone watches and a line every half minute where no one does."""
+    if has_terminal():
+        yield from track(items, doing, total=total, console=notes)
+        return
+    said = time.monotonic()
+    for count, item in enumerate(items):
+        if time.monotonic() - said > SECONDS_BETWEEN_LINES:
+            say(f"{doing}: {count:,}" + (f" of {total:,}" if total else ""))
+            said = time.monotonic()
+        yield item
 
 
 def has_terminal() -> bool:

@@ -1,213 +1,215 @@
 """Rows of any known shape to `messages`, `prompt`/`completion` or `text`; nothing about models.
 
-A shape is known by the columns:
+A shape is known by the columns of each row:
 
-    messages, or conversations (ShareGPT)   chat turns, one of them an answer
+    messages, conversations … (ShareGPT)    chat turns, one of them an answer; with optional tools
     prompt + completion                     TRL's pair, as text (used verbatim) or as chat turns
-    instruction/question/… + output/…       one question and one answer, with an optional input or context
+    instruction/question/… + output/…       one question and one answer, with optional context, system and history
     text                                    plain text
+
+PROMPT_COLUMN, COMPLETION_COLUMN and PROMPT_TEMPLATE name what no rule knows.
 """
 
-import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
-import datasets
-import pandas
-from huggingface_hub.errors import HfHubHTTPError
+from train import turns
+from train.config import Config
+from train.turns import Row, UnusableRow, as_text
 
-from train.console import Exit, Refusal
-
-Row = dict[str, Any]
-
-# The name the course prints for its dataset does not exist.
-WRONG_NAMES = {"databricks/dolly-15k": "databricks/databricks-dolly-15k"}
-READERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
-QUESTIONS = ("instruction", "question", "query", "prompt")
-ANSWERS = ("output", "response", "answer", "completion")
+CHATS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat")
+QUESTIONS = ("instruction", "question", "query", "prompt", "problem", "user", "human", "input")
+ANSWERS = ("output", "response", "answer", "completion", "solution", "assistant", "reply", "target")
 CONTEXTS = ("input", "context")
-ROLES = {
-    **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "model", "bot", "chatbot"), "assistant"),
-    "system": "system",
-}
+SYSTEMS = ("system", "system_prompt")
+TOOLS = ("tools", "functions")
+SHAPES = "messages; or prompt and completion; or instruction and output (with input); or text"
 
 
-class UnusableRow(Exception):
-    """A row that cannot be trained on; its text is the reason, counted and reported by whoever reads rows."""
+class UnknownShape(UnusableRow):
+    """A row whose columns no rule knows."""
 
 
-def load(
-    name: str, split: str | None, config: str | None = None, revision: str | None = None, setting: str = "DATASET"
-) -> datasets.Dataset:
-    """One split of a local file, a local folder or a Hub dataset.
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a row that training uses, by what they are for."""
+
+    chat: str | None = None
+    prompt: str | None = None  # of a pair of prompt and completion
+    question: str | None = None
+    answer: str | None = None
+    context: str | None = None
+    system: str | None = None
+    history: str | None = None
+    tools: str | None = None
+    text: str | None = None
+
+    def __str__(self) -> str:
+        named = {key: name for key, name in vars(self).items() if name}
+        return ", ".join(name if key == name else f"{name} as {key}" for key, name in named.items())
+
+
+@dataclass
+class Shaper:
+    """Brings rows to a known form, as the settings say.
+
+    `changes` counts what was altered on the way, `shapes` the columns that rows were known by.
+    """
+
+    config: Config
+    changes: Counter[str] = field(default_factory=Counter)
+    shapes: Counter[str] = field(default_factory=Counter)
+
+    def __call__(self, row: Any) -> Row:
+        """`messages` (with `tools` where there are some), `prompt` and `completion`, or `text`.
+
+        Raises:
+            UnknownShape: no rule knows the columns.
+            UnusableRow: the row cannot be trained on.
+        """
+        if not isinstance(row, dict):
+            raise UnknownShape(f"a row that is a {type(row).__name__}, not an object with columns")
+        columns = columns_of(tuple(map(str, row)), self.config.prompt_column, self.config.completion_column,
+                             bool(self.config.prompt_template))  # fmt: skip
+        try:
+            shaped = self._shaped(row, columns)
+        except RecursionError as error:
+            raise UnusableRow("nested too deeply") from error
+        self.shapes[str(columns)] += 1
+        return shaped
+
+    def _shaped(self, row: Row, columns: Columns) -> Row:
+        if columns.text:
+            return {"text": as_text(row[columns.text], "empty text", self.changes)}
+        if columns.prompt and columns.answer:
+            prompt, completion = row[columns.prompt], row[columns.answer]
+            if not isinstance(prompt, list) and not isinstance(completion, list):
+                return {
+                    "prompt": as_text(prompt, "empty prompt", self.changes),
+                    "completion": as_text(completion, "empty answer", self.changes),
+                }
+            prompt = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+            completion = completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]
+            asked = turns.normalise(prompt, self.changes) if prompt else []
+            messages = [message | {"learned": False} for message in asked] + turns.normalise(completion, self.changes)
+        elif columns.chat:
+            messages = turns.normalise(_list(row[columns.chat]), self.changes)
+        else:
+            messages = turns.normalise(self._question(row, columns), self.changes)
+        turns.need_an_answer(messages)
+        if columns.system and messages[0]["role"] != "system" and _has(row[columns.system]):
+            messages = [{"role": "system", "content": as_text(row[columns.system], "", self.changes)}, *messages]
+        if self.config.system_prompt and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self.config.system_prompt}, *messages]
+        shaped = {"messages": messages}
+        if columns.tools and _has(row[columns.tools]) and (described := turns.tools(row[columns.tools])):
+            shaped["tools"] = described
+        return shaped
+
+    def _question(self, row: Row, columns: Columns) -> list[Row]:
+        """The turns of a row with one question and one answer."""
+        if self.config.prompt_template:
+            asked = filled(self.config.prompt_template, row, self.changes)
+        else:
+            asked = as_text(row[str(columns.question)], "empty question", self.changes)
+        if columns.context and _has(row[columns.context]):
+            asked += "\n\n" + as_text(row[columns.context], "", self.changes)
+        answer = {"role": "assistant", "content": as_text(row[str(columns.answer)], "empty answer", self.changes)}
+        return [*_pairs(row[columns.history] if columns.history else None), {"role": "user", "content": asked}, answer]
+
+
+@lru_cache(maxsize=1024)  # by the columns of a row, which rarely differ
+def columns_of(names: tuple[str, ...], prompt: str | None, completion: str | None, template: bool) -> Columns:
+    """Which columns are used for what.
 
     Args:
-        split: name and slice; None takes the first of validation, test and train that there is.
-        setting: the setting that gave the name, for messages.
+        names: the columns of a row.
+        prompt: PROMPT_COLUMN.
+        completion: COMPLETION_COLUMN; alone, without PROMPT_COLUMN or a known question, it holds plain text.
+        template: whether PROMPT_TEMPLATE makes the question.
 
     Raises:
-        Refusal: the name, split or configuration does not exist, or a file cannot be read.
+        UnknownShape: no rule knows the columns, or a column that a setting names is not there.
     """
-    if name in WRONG_NAMES:
-        raise Refusal(f'there is no dataset "{name}"', f"set {setting}={WRONG_NAMES[name]}")
-    path = Path(name)
-    if re.match(r"[./~]", name) and not path.exists():
-        raise Refusal(f"there is no file or folder {name}", f"set {setting} to a path that exists, or to a Hub name")
-    if path.is_file() and path.suffix.lower() not in READERS:
-        raise Refusal(f"{name} is of no known kind", f"bring one of: {', '.join(READERS)}")
+    for setting, wanted in (("PROMPT_COLUMN", prompt), ("COMPLETION_COLUMN", completion)):
+        if wanted and wanted not in names:
+            raise UnknownShape(f'no column "{wanted}", which {setting} names')
+    by_name = {re.sub(r"[\s_-]+", "_", name.strip().lower()): name for name in reversed(names)}
+
+    def first(known: Iterable[str], but: str | None = None) -> str | None:
+        return next((by_name[name] for name in known if name in by_name and by_name[name] != but), None)
+
+    mapped = prompt or completion or template
+    if not mapped and (chat := first(CHATS)):
+        return Columns(chat=chat, system=first(SYSTEMS), tools=first(TOOLS))
+    if not mapped and "prompt" in by_name and "completion" in by_name:
+        return Columns(prompt=by_name["prompt"], answer=by_name["completion"], tools=first(TOOLS))
+    answer = completion or first(ANSWERS, but=prompt)
+    question = prompt or (None if template else first(QUESTIONS, but=answer))
+    if answer and (question or template):
+        context = None if mapped else first(CONTEXTS, but=question)
+        return Columns(
+            question=question,
+            answer=answer,
+            context=context,
+            system=first(SYSTEMS),
+            history=first(("history",)),
+            tools=first(TOOLS),
+        )
+    if completion or (not mapped and (text := first(("text",)))):
+        return Columns(text=completion or text)
+    raise UnknownShape(f"no known columns among {', '.join(names)}")
+
+
+def filled(template: str, row: Row, changes: Counter[str]) -> str:
+    """PROMPT_TEMPLATE with each {column} replaced; {{ and }} are braces, an empty cell leaves nothing.
+
+    Raises:
+        UnknownShape: the row has no such column.
+        UnusableRow: every column that the template names is empty.
+    """
+    seen: list[str] = []
+
+    def cell(match: re.Match[str]) -> str:
+        if match[0] in ("{{", "}}"):
+            return match[0][0]
+        if match[1] not in row:
+            raise UnknownShape(f'no column "{match[1]}", which PROMPT_TEMPLATE names')
+        value = row[match[1]]
+        seen.append(as_text(value, "", changes) if _has(value) else "")
+        return seen[-1]
+
+    asked = re.sub(r"\{\{|\}\}|\{([^{}]*)\}", cell, template)
+    if seen and not any(seen):
+        raise UnusableRow("empty question")
+    return asked
+
+
+def _has(value: Any) -> bool:
+    return value is not None and value != [] and not (isinstance(value, str) and not value.strip())
+
+
+def _list(value: Any) -> Any:
+    """A list of turns that a table holds as JSON text."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
     try:
-        if path.is_file():
-            return _load_file(path, split or "train")
-        split = split or _evaluation_split(name, config, revision)
-        return datasets.load_dataset(name, config, split=split, revision=revision)
-    except (datasets.exceptions.DatasetNotFoundError, HfHubHTTPError, ConnectionError) as error:
-        raise Refusal(
-            f'dataset "{name}" cannot be had: {_first_line(error)}',
-            f"check {setting} and its revision; a private or gated dataset needs HF_TOKEN; offline, use a local file",
-            Exit.MACHINE if isinstance(error, ConnectionError) else Exit.SETTINGS,
-        ) from error
-    except (
-        ValueError,
-        RuntimeError,
-        PermissionError,
-        datasets.exceptions.DatasetGenerationError,
-        StopIteration,
-    ) as error:
-        cause = error.__cause__ or error
-        raise Refusal(
-            f'dataset "{name}"' + (f", split {split}" if split else "") + f": {_first_line(cause)}",
-            f"check {setting}, {setting}_SPLIT and DATASET_CONFIG, and that the file holds one JSON object, or one CSV "
-            "record, per row",
-        ) from error
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise UnusableRow("turns that are no JSON") from error
 
 
-def _evaluation_split(name: str, config: str | None, revision: str | None) -> str:
-    splits = datasets.get_dataset_split_names(name, config, revision=revision)
-    return next((s for s in ("validation", "test", "train") if s in splits), splits[0])
-
-
-def _load_file(path: Path, split: str) -> datasets.Dataset:
-    """A local file's rows with every cell as it is written: an answer 007, 3.10, None or 2024-01-02 stays that."""
-    options: dict[str, Any] = {}
-    if READERS[path.suffix.lower()] == "csv":
-        options = {"sep": "\t" if path.suffix.lower() == ".tsv" else ",", "keep_default_na": False}
-        header = pandas.read_csv(path, sep=options["sep"], nrows=0)
-        options["features"] = datasets.Features({column: datasets.Value("string") for column in header.columns})
-    rows = datasets.load_dataset(READERS[path.suffix.lower()], data_files=str(path), split=split, **options)
-    if READERS[path.suffix.lower()] == "json" and (features := _dates_as_text(rows.features)) != rows.features:
-        rows = datasets.load_dataset("json", data_files=str(path), split=split, features=features)
-    return rows
-
-
-def _dates_as_text(feature: Any) -> Any:
-    """The features, without the timestamps that the JSON reader makes of text that looks like a date."""
-    if isinstance(feature, dict):
-        return type(feature)({name: _dates_as_text(part) for name, part in feature.items()})
-    if isinstance(feature, datasets.List):
-        return datasets.List(_dates_as_text(feature.feature))
-    return datasets.Json() if str(feature.dtype).startswith("timestamp") else feature
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-
-
-def fingerprint(name: str) -> str | None:
-    """SHA-256 over the names and bytes of a local file or folder; None for a Hub name."""
-    path = Path(name)
-    if not path.exists():
-        return None
-    digest = hashlib.sha256()
-    for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()):
-        digest.update(file.name.encode())
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
-
-
-def shaper(columns: Sequence[str]) -> tuple[str, Callable[[Row], Row]]:
-    """The shape that the columns have, in words, and the function that brings one of its rows to a known form.
-
-    Raises:
-        Refusal: no known shape has these columns.
-    """
-    by_name = {column.lower(): column for column in columns}
-
-    def first(names: Sequence[str]) -> str | None:
-        return next((by_name[name] for name in names if name in by_name), None)
-
-    if turns := first(("messages", "conversations", "conversation")):
-        return f"chat turns in {turns}", lambda row: {"messages": _turns(row[turns])}
-    if "prompt" in by_name and "completion" in by_name:
-        prompt, completion = by_name["prompt"], by_name["completion"]
-        return "prompt and completion", lambda row: _pair(row[prompt], row[completion])
-    if (question := first(QUESTIONS)) and (answer := first(ANSWERS)):
-        context = first(CONTEXTS)
-        described = f"{question}, {answer}" + (f" and optional {context}" if context else "")
-        return described, lambda row: _question(row[question], row[context] if context else None, row[answer])
-    if text := first(("text",)):
-        return "plain text", lambda row: {"text": _text(row[text], "empty text")}
-    raise Refusal(
-        f"no known shape has the columns {', '.join(columns)}",
-        "name the columns messages; or prompt and completion; or instruction and output (with input); or text",
-    )
-
-
-def _text(value: Any, reason: str) -> str:
-    """A cell as text: numbers and truth values as JSON writes them.
-
-    Raises:
-        UnusableRow: the cell is missing or blank (`reason`), or it is nested or a date.
-    """
-    if value is None or (isinstance(value, str) and not value.strip()):
-        raise UnusableRow(reason)
-    if isinstance(value, bool | int | float):
-        return json.dumps(value)
-    if not isinstance(value, str):
-        raise UnusableRow(f"a {type(value).__name__} where text belongs")
-    return value
-
-
-def _question(question: Any, context: Any, answer: Any) -> Row:
-    asked = _text(question, "empty question")
-    if isinstance(context, str) and context.strip():
-        asked = f"{asked}\n\n{context}"
-    return {
-        "messages": [
-            {"role": "user", "content": asked},
-            {"role": "assistant", "content": _text(answer, "empty answer")},
-        ]
-    }
-
-
-def _pair(prompt: Any, completion: Any) -> Row:
-    if isinstance(prompt, list) or isinstance(completion, list):
-        prompt = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-        completion = completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]
-        return {"messages": _turns(prompt + completion)}
-    return {"prompt": _text(prompt, "empty prompt"), "completion": _text(completion, "empty answer")}
-
-
-def _turns(turns: Any) -> list[Row]:
-    """Chat turns with the roles and keys that chat templates know."""
-    if not isinstance(turns, list) or not turns:
-        raise UnusableRow("no turns")
-    messages = []
-    for turn in turns:
-        if not isinstance(turn, dict):
-            raise UnusableRow("a turn without role and content")
-        spoken = turn.get("role", turn.get("from"))
-        role = ROLES.get(str(spoken).lower())
-        if role is None:
-            raise UnusableRow(f'role "{spoken}"')
-        content = turn.get("content", turn.get("value"))
-        if isinstance(content, list):
-            content = "".join(part.get("text") or part.get("value") or "" for part in content)
-        messages.append({"role": role, "content": _text(content, f"empty {role} turn")})
-    if all(message["role"] != "assistant" for message in messages):
-        raise UnusableRow("no assistant turn")
-    return messages
+def _pairs(history: Any) -> list[Row]:
+    """Earlier questions and answers as turns."""
+    if not _has(history):
+        return []
+    history = _list(history)
+    if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
+        raise UnusableRow("a history that is no list of question and answer")
+    roles = ("user", "assistant")
+    return [{"role": role, "content": said} for pair in history for role, said in zip(roles, pair, strict=True)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from train import data, model
+from train import model, rows, templates
 from train.config import Config
 from train.console import Exit, Refusal, warn
 from train.gpu import NO_GPU
@@ -82,14 +82,22 @@ def trackers(config: Config) -> str:
 
 def dataset(config: Config) -> str:
     """The rows can be read and have a known shape."""
-    rows = data.load(config.dataset, config.split, config.dataset_config, config.dataset_revision)
-    shape, _ = data.shaper(rows.column_names)
-    found = f"{config.dataset}, {config.split}: {len(rows):,} rows of {shape}"
-    if config.eval_dataset:
-        rows = data.load(config.eval_dataset, config.eval_dataset_split, setting="EVAL_DATASET")
-        shape, _ = data.shaper(rows.column_names)
-        found += f"; to evaluate, {config.eval_dataset}: {len(rows):,} rows of {shape}"
-    return found
+    return "; ".join(
+        f"{name}: {', '.join(source.name for source in rows.named(config)[name])}, {account.used:,} rows usable, "
+        f"by the columns {account.seen()}"
+        for name, account in rows.survey(config).items()
+    )
+
+
+def tokens(config: Config) -> str:
+    """What would be learned: rows, lengths, drops and cuts; no weights are loaded."""
+    surveyed = rows.survey(config)
+    tokenizer = model.load_tokenizer(config)
+    generation = model.generation_config(config, tokenizer)
+    template, why = templates.choose(tokenizer, model.load_model_config(config).model_type, generation.eos_token_id)
+    accounts = rows.account_for(config, template, surveyed)
+    learned = (f"{done.supervised:,} tokens learned of {done.used:,} {name} rows" for name, done in accounts.items())
+    return f"{'; '.join(learned)}; {why}"
 
 
 def base_model(config: Config) -> str:

@@ -28,6 +28,8 @@ ECOSYSTEM = re.compile(
 )
 # Another program's name that is one slip away from a setting.
 FALSE_FRIENDS = {"LOGLEVEL"}
+# Settings in which a # or a quote may mean itself.
+PROSE = {"PROMPT_TEMPLATE", "SYSTEM_PROMPT"}
 SECRETS = [name for name in SETTINGS if is_secret(name)]
 SECRET_FILES = [f"{name}_FILE" for name in SECRETS]
 ENCODING = "utf-8-sig"  # Windows editors put a byte order mark first.
@@ -81,7 +83,7 @@ def _tidy_environment() -> Iterator[str]:
         value = os.environ.get(name, "").strip()
         if quoted := re.fullmatch(r"""(["'])(.*)\1(\s+#.*)?""", value):
             value = quoted[2].strip()
-        else:
+        elif name not in PROSE:
             value = value if name in SECRETS else re.sub(r"\s+#.*", "", value)
             if value[:1] in ("'", '"') or value[-1:] in ("'", '"'):
                 shown = "a secret" if name in SECRETS else value

@@ -11,9 +11,9 @@ import torch
 from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback
 from trl import SFTTrainer
 
-from train import arguments, checkpoint, data, doctor, model, record, tokens
+from train import arguments, checkpoint, doctor, model, record, rows, sources, templates
 from train.config import Config
-from train.console import Refusal, say, warn
+from train.console import say, warn
 from train.settings_text import resolved
 
 
@@ -35,21 +35,23 @@ def train(config: Config) -> None:
     doctor.trackers(config)
     os.environ.setdefault("WANDB_DIR", str(output))  # else its files go with the container
     data_sha256 = {
-        "DATASET": data.fingerprint(config.dataset),
-        "EVAL_DATASET": data.fingerprint(config.eval_dataset) if config.eval_dataset else None,
+        "DATASET": sources.fingerprint(config.dataset),
+        "EVAL_DATASET": sources.fingerprint(config.eval_dataset),
     }
     earlier = checkpoint.find(output, checkpoints, settings, data_sha256)
     if earlier.finished:
         return
 
     # 2. Rows to tokens: the answers are learned, the questions are only read.
+    surveyed = rows.survey(config)  # all of them, before anything of the model is downloaded
     architecture = model.load_model_config(config)
     model.check_targets(config, architecture)
     tokenizer = model.load_tokenizer(config)
-    if tokens.set_default_template(tokenizer):
-        say("the model has no chat template: the plain '### Instruction / ### Response' one is used and saved with it")
     generation = model.generation_config(config, tokenizer)
-    train_rows, eval_rows = load_rows(config, tokenizer, generation.eos_token_id)
+    template, why = templates.choose(tokenizer, architecture.model_type, generation.eos_token_id)
+    say(why)
+    generation.eos_token_id = sorted(template.stop_ids)
+    train_rows, eval_rows = rows.load(config, template, surveyed)
 
     # 3. The base in 4 bits, frozen; LoRA matrices beside its linear layers, trained.
     per_device, accumulation, why = config.micro_batch()
@@ -66,8 +68,8 @@ def train(config: Config) -> None:
     trainer = SFTTrainer(
         model=base,
         args=arguments.trainer_arguments(config, checkpoints, dtype, per_device, accumulation),
-        train_dataset=train_rows.rows,
-        eval_dataset=eval_rows.rows if eval_rows else None,
+        train_dataset=train_rows.rows.select_columns(["input_ids", "labels"]),
+        eval_dataset=eval_rows.rows.select_columns(["input_ids", "labels"]) if eval_rows else None,
         processing_class=tokenizer,
         peft_config=model.lora(config),
     )
@@ -86,13 +88,13 @@ def train(config: Config) -> None:
         "hardware": record.hardware(),
         "model_revision": getattr(architecture, "_commit_hash", None),
         "data_sha256": data_sha256,
-        "dataset_split": config.split,
+        "dataset_split": [source.split for source in sources.to_train(config)],
         "compute_dtype": str(dtype).removeprefix("torch."),
         "examples_a_step": batch,
         "examples_a_forward_pass": per_device,
         "forward_passes_a_step": accumulation,
-        "train_rows": train_rows.account(),
-        "eval_rows": eval_rows.account() if eval_rows else None,
+        "train_rows": train_rows.account.as_record(),
+        "eval_rows": eval_rows.account.as_record() if eval_rows else None,
         "seconds_to_first_step": round(time.time() - started, 1),
     }
     record.write(output, run)
@@ -125,30 +127,6 @@ def train(config: Config) -> None:
     }
     record.write(output, run)
     say(f"done in {run['seconds']:.0f} s: {adapter}")
-
-
-def load_rows(config: Config, tokenizer: Any, stop_ids: list[int]) -> tuple[tokens.Tokenised, tokens.Tokenised | None]:
-    """Rows to train on and, where asked for, to evaluate on."""
-    raw = data.load(config.dataset, config.split, config.dataset_config, config.dataset_revision)
-    eval_raw = None
-    if config.eval_dataset:
-        eval_raw = data.load(config.eval_dataset, config.eval_dataset_split, setting="EVAL_DATASET")
-    if config.eval_fraction:
-        if len(raw) * (1 - config.eval_fraction) < 1:
-            raise Refusal(
-                f"EVAL_FRACTION={config.eval_fraction} of {len(raw)} rows leaves none to train on", "lower it"
-            )
-        halves = raw.train_test_split(test_size=config.eval_fraction, seed=config.seed)
-        raw, eval_raw = halves["train"], halves["test"]
-
-    def tokenised(rows: Any, name: str) -> tokens.Tokenised:
-        shape, to_shape = data.shaper(rows.column_names)
-        say(f"{name} rows: {len(rows):,} read, seen as {shape}")
-        return tokens.tokenise(
-            rows, to_shape, tokenizer, stop_ids, config.max_length, config.completion_only_loss, name
-        )
-
-    return tokenised(raw, "train"), tokenised(eval_raw, "eval") if eval_raw else None
 
 
 def save_adapter(adapted: Any, tokenizer: Any, generation: Any, output: Path) -> Path:

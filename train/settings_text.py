@@ -31,6 +31,7 @@ def allowed(name: str) -> str:
             (annotated_types.Ge, "ge", "at least"),
             (annotated_types.Gt, "gt", "above"),
             (annotated_types.Lt, "lt", "below"),
+            (annotated_types.Le, "le", "at most"),
         )
         if isinstance(limit, kind)
     ]
@@ -44,7 +45,9 @@ def _kind(annotation: Any) -> str:
         return " | ".join(get_args(annotation))
     if get_origin(annotation) is list:
         (item,) = get_args(annotation)
-        return "comma-separated names" + (f": {_kind(item)}" if item is not str else "")
+        if get_origin(item) is Literal:
+            return f"comma-separated names: {_kind(item)}"
+        return "comma-separated " + ("names" if item is str else "numbers, each above 0")
     names = {bool: "true | false", int: "whole number", float: "number", str: "text", SecretStr: "secret"}
     return names[annotation]
 
@@ -56,7 +59,7 @@ def _as_env(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return ",".join(value)
+        return ",".join(map(str, value))
     if isinstance(value, float):
         return short if float(short := f"{value:g}") == value else repr(value)
     return str(value)

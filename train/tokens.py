@@ -4,183 +4,133 @@ A row ends with a token at which generation stops, and that token is learned, un
 A row starts with one BOS at most.
 """
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-import datasets
-from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
-from trl.data_utils import common_prefix_length
-
-from train.console import Refusal, say, warn
-from train.data import Row, UnusableRow
+from train.account import Account
+from train.chat import NotRendered, Span, lay_out
+from train.console import Refusal
+from train.sources import Place
+from train.templates import ChatTemplate
+from train.turns import Row, UnusableRow
 
 IGNORED = -100  # the label that the loss skips
-COLUMNS = datasets.Features(
-    {
-        "input_ids": datasets.List(datasets.Value("int32")),
-        "labels": datasets.List(datasets.Value("int64")),
-        "length": datasets.Value("int64"),
-        "reason": datasets.Value("string"),
-    }
-)
-
-# For base models, which ship no template: the course's plain format. It needs no new token.
-DEFAULT_TEMPLATE = """\
-{%- for message in messages -%}
-{%- if message['role'] == 'user' -%}{{ '### Instruction:\n' + message['content'] + '\n\n' }}
-{%- elif message['role'] == 'assistant' -%}{{ '### Response:\n' + message['content'] + eos_token + '\n\n' }}
-{%- else -%}{{ message['content'] + '\n\n' }}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '### Response:\n' }}{%- endif -%}"""
+BATCH = 64  # rows tokenised at a time: the tokenizer spreads them over the cores
 
 
 @dataclass
-class Tokenised:
-    """Rows ready for the trainer and an account of every row read."""
+class Piece:
+    """A row as text, with the spans of it that are learned."""
 
-    rows: datasets.Dataset  # columns input_ids and labels, lists of int of equal length
-    read: int
-    dropped: dict[str, int] = field(default_factory=dict)
-    cut: int = 0
-    tokens: int = 0
-    supervised: int = 0
-    longest: int = 0
-
-    def account(self) -> dict[str, Any]:
-        """The counts, for the record."""
-        return {key: value for key, value in vars(self).items() if key != "rows"} | {"used": len(self.rows)}
+    text: str
+    spans: list[Span]
+    prompt: str | None = None  # of a prompt/completion pair
+    whole: bool = False  # the text is what it is: the tokenizer adds its special tokens, as it does for a prompt
 
 
-def set_default_template(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Give a tokenizer without chat template the default one; returns whether it had none."""
-    if tokenizer.chat_template is not None:
-        return False
-    starts_with_bos = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
-    tokenizer.chat_template = ("{{ bos_token }}" if starts_with_bos else "") + DEFAULT_TEMPLATE
-    return True
+def lay_out_row(row: Row, template: ChatTemplate, changes: Counter[str]) -> Piece:
+    """A shaped row as text.
+
+    Raises:
+        UnusableRow: the chat template refuses it.
+        NotRendered: the chat template leaves tools out.
+    """
+    if "messages" in row:
+        text, spans = lay_out(template, row, changes)
+        # What a template prints after the last answer teaches nothing.
+        return Piece(text[: spans[-1][1]], spans)
+    if "prompt" in row:
+        text = row["prompt"] + row["completion"]
+        return Piece(text, [(len(row["prompt"]), len(text))], row["prompt"], whole=True)
+    return Piece(row["text"], [(0, len(row["text"]))], whole=True)
+
+
+def encode(pieces: list[Piece], template: ChatTemplate, completion_only: bool) -> Iterator[tuple[list[int], list[int]]]:
+    """Token ids of each piece and the label of each: the id itself where it is learned, else IGNORED."""
+    tokenizer = template.tokenizer
+    encoded: list[Any] = [None] * len(pieces)
+    for whole in (True, False):
+        chosen = [at for at, piece in enumerate(pieces) if piece.whole is whole]
+        if chosen:
+            texts = [pieces[at].text for at in chosen]
+            batch = tokenizer(texts, add_special_tokens=whole, return_offsets_mapping=True)
+            for at, ids, offsets in zip(chosen, batch["input_ids"], batch["offset_mapping"], strict=True):
+                encoded[at] = ids, offsets
+    for piece, (ids, offsets) in zip(pieces, encoded, strict=True):
+        ends = [end for _, end in offsets]
+        labels = [IGNORED] * len(ids)
+        for start, end in piece.spans:
+            # From the first token that reaches into the span to the last that begins in it.
+            first, last = bisect_right(ends, start), bisect_right(ends, end)
+            if piece.prompt is not None and first < len(ids) and offsets[first][0] < start:
+                # A token spans the border: the model must learn from the prompt's own tokens, which it will be given.
+                prompt = tokenizer(piece.prompt)["input_ids"]
+                ids = prompt + tokenizer(piece.text[start:], add_special_tokens=False)["input_ids"]
+                labels, first, last = [IGNORED] * len(ids), len(prompt), len(ids)
+            labels[first:last] = ids[first:last]
+        if piece.whole and not piece.spans[0][0]:
+            labels = list(ids)  # plain text is learned with the special tokens around it
+        if ids[-1:] == [] or ids[-1] not in template.stop_ids:
+            ids, labels = [*ids, tokenizer.eos_token_id], [*labels, tokenizer.eos_token_id]
+        if not completion_only:
+            labels = list(ids)
+        while len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
+            ids, labels = ids[1:], labels[1:]
+        yield ids, labels
 
 
 def tokenise(
-    raw: datasets.Dataset,
-    shape: Callable[[Row], Row],
-    tokenizer: PreTrainedTokenizerBase,
-    stop_ids: Collection[int],
+    rows: Iterable[tuple[Place, Row]],
+    template: ChatTemplate,
     max_length: int,
     completion_only: bool,
-    name: str,
-) -> Tokenised:
-    """Turn every row into ids and labels, leaving out and counting the rows that cannot be used.
+    drop_long: bool,
+    account: Account,
+) -> Iterator[dict[str, Any]]:
+    """Every row that can be used as `input_ids` and `labels` (lists of int of equal length, MAX_LENGTH at most) and
+    `length`, its tokens before MAX_LENGTH cut it. The account counts these and the others.
 
     Raises:
-        Refusal: no row is left.
+        Refusal: the chat template leaves out tools or tool calls that rows bring.
     """
-
-    def one(row: Row) -> Row:
-        try:
-            ids, labels = encode(shape(row), tokenizer, stop_ids, completion_only)
-        except UnusableRow as error:
-            return {"input_ids": [], "labels": [], "length": 0, "reason": str(error)}
-        kept = labels[:max_length]
-        reason = "" if any(label != IGNORED for label in kept) else f"answer begins after {max_length} tokens"
-        return {"input_ids": ids[:max_length], "labels": kept, "length": len(ids), "reason": reason}
-
-    # The map's cache is keyed by the function's name, not by what it calls, and would outlive a change of the code.
-    datasets.disable_caching()
-    rows = raw.map(one, remove_columns=raw.column_names, features=COLUMNS, desc=f"tokenising {name} rows")
-    usable = [index for index, reason in enumerate(rows["reason"]) if not reason]
-    dropped = Counter(reason for reason in rows["reason"] if reason)
-    if not usable:
-        reasons = "; ".join(f"{count} × {reason}" for reason, count in dropped.items()) or "the dataset is empty"
-        raise Refusal(
-            f"none of the {len(raw)} {name} rows can be used: {reasons}",
-            "raise MAX_LENGTH where answers begin too late; else give every row a question and an answer",
-        )
-    rows = rows.select(usable)
-    done = Tokenised(rows.select_columns(["input_ids", "labels"]), len(raw), dict(dropped))
-    for length, labels in zip(rows["length"], rows["labels"], strict=True):
-        done.cut += length > max_length
-        done.longest = max(done.longest, length)
-        done.tokens += len(labels)
-        done.supervised += sum(label != IGNORED for label in labels)
-    _report(done, max_length, name)
-    return done
+    rows = iter(rows)
+    while batch := list(islice(rows, BATCH)):
+        laid_out: list[tuple[Place, Piece]] = []
+        for place, row in batch:
+            try:
+                laid_out.append((place, lay_out_row(row, template, account.changes)))
+            except UnusableRow as error:
+                account.drop(str(error), place)
+            except NotRendered as error:
+                fix = "choose a model whose chat template knows them, or take them out of the rows"
+                raise Refusal(f"{place}: {error}", fix) from error
+        encoded = encode([piece for _, piece in laid_out], template, completion_only)
+        for (place, _), (ids, labels) in zip(laid_out, encoded, strict=True):
+            kept = labels[:max_length]
+            supervised = len(kept) - kept.count(IGNORED)
+            if drop_long and len(ids) > max_length:
+                account.left_out[f"longer than MAX_LENGTH={max_length}"] += 1
+            elif not supervised:
+                account.drop(f"the answer begins after MAX_LENGTH={max_length} tokens", place)
+                begins = next(at for at, label in enumerate(labels) if label != IGNORED)
+                account.latest_answer = max(account.latest_answer, begins)
+            else:
+                account.use(len(ids), len(kept), supervised)
+                if not account.sample:
+                    account.sample = marked(ids[:max_length], kept, template)
+                yield {"input_ids": ids[:max_length], "labels": kept, "length": len(ids)}
 
 
-def _report(done: Tokenised, max_length: int, name: str) -> None:
-    say(
-        f"{name} rows: {len(done.rows):,} of {done.read:,} used, {done.tokens:,} tokens, "
-        f"{done.supervised:,} learned, longest row {done.longest:,}"
-    )
-    if done.dropped:
-        reasons = ", ".join(f"{count} × {reason}" for reason, count in done.dropped.items())
-        warn(f"{name} rows: dropped {done.read - len(done.rows):,} of {done.read:,}: {reasons}")
-    if done.cut:
-        warn(f"{name} rows: {done.cut:,} are longer than MAX_LENGTH={max_length} and lose their end")
-
-
-def encode(
-    row: Row, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int], completion_only: bool
-) -> tuple[list[int], list[int]]:
-    """Token ids of one shaped row and the label of each: the id itself where it is learned, else IGNORED."""
-    if "messages" in row:
-        ids, spans = _encode_chat(row["messages"], tokenizer, stop_ids)
-    elif "prompt" in row:
-        prompt = tokenizer(row["prompt"])["input_ids"]
-        ids = tokenizer(row["prompt"] + row["completion"])["input_ids"]
-        if ids[: len(prompt)] != prompt:
-            # A token spans the border: the model must learn from the prompt's own tokens, which is what it will be given.
-            ids = prompt + tokenizer(row["completion"], add_special_tokens=False)["input_ids"]
-        spans = [(len(prompt), len(ids))]
-    else:
-        ids = tokenizer(row["text"])["input_ids"]
-        spans = [(0, len(ids))]
-
-    labels = [IGNORED] * len(ids)
-    for start, end in spans:
-        labels[start:end] = ids[start:end]
-    ids, labels = ids[:end], labels[:end]  # what a template prints after the last answer teaches nothing
-    if ids[-1] not in stop_ids:
-        ids.append(tokenizer.eos_token_id)
-        labels.append(tokenizer.eos_token_id)
-    if not completion_only:
-        labels = list(ids)
-    while len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
-        ids, labels = ids[1:], labels[1:]
-    return ids, labels
-
-
-def _encode_chat(
-    messages: list[Row], tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]
-) -> tuple[list[int], list[tuple[int, int]]]:
-    """Ids of a chat and the span of each assistant turn, found by rendering the chat up to it.
-
-    A turn's span ends behind the token that stops generation. A turn in mid-chat is not compared with the same turn
-    at the end: templates of reasoning models print the two differently.
-    """
-
-    def render(turns: list[Row], prompt: bool = False) -> list[int]:
-        try:
-            rendered: Any = tokenizer.apply_chat_template(turns, add_generation_prompt=prompt, return_dict=True)
-        except TemplateError as error:
-            raise UnusableRow(f"the chat template refuses it ({error})") from error
-        return rendered["input_ids"]
-
-    ids = render(messages)
-    spans: list[tuple[int, int]] = []
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        start = common_prefix_length(render(messages[:index], prompt=True), ids)
-        stops = [at + 1 for at in range(start, len(ids)) if ids[at] in stop_ids]
-        if stops:
-            end = stops[-1] if index == len(messages) - 1 else stops[0]
-        else:
-            end = common_prefix_length(render(messages[: index + 1]), ids)
-        if end <= start or (spans and start < spans[-1][1]):
-            raise UnusableRow("the chat template prints an answer differently in mid-chat")
-        spans.append((start, end))
-    return ids, spans
+def marked(ids: list[int], labels: list[int], template: ChatTemplate) -> str:
+    """A row decoded, with what is learned between ⟦ and ⟧."""
+    parts, start = [], 0
+    for at in range(1, len(ids) + 1):
+        if at == len(ids) or (labels[at] == IGNORED) != (labels[start] == IGNORED):
+            text = str(template.tokenizer.decode(ids[start:at]))
+            parts.append(text if labels[start] == IGNORED else f"⟦{text}⟧")
+            start = at
+    return "".join(parts)

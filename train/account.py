@@ -1,0 +1,150 @@
+"""What became of the rows: read, used, dropped and why, cut, lengths, learned tokens, and one row to look at."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from train.config import Config
+from train.console import Refusal, excerpt, say, warn
+from train.sources import Place
+
+PERCENTILES = (50, 90, 95, 99, 100)
+# This many dropped rows are seen at a glance: they end no run, unless MAX_DROPPED_FRACTION is given.
+A_GLANCE = 10
+SAMPLE_CHARACTERS = 2000
+
+
+@dataclass
+class Account:
+    """Counts over the rows of one name, train or eval. Lengths are in tokens, of whole rows, before MAX_LENGTH."""
+
+    name: str
+    read: int = 0
+    used: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)  # as the settings ask
+    places: dict[str, list[Place]] = field(default_factory=dict)  # of the first rows dropped for a reason
+    changes: Counter[str] = field(default_factory=Counter)
+    shapes: Counter[str] = field(default_factory=Counter)
+    lengths: Counter[int] = field(default_factory=Counter)
+    cut: int = 0
+    tokens: int = 0
+    tokens_lost: int = 0
+    supervised: int = 0
+    latest_answer: int = 0  # where, in tokens, the latest answer begins of those that MAX_LENGTH cuts off
+    sample: str = ""
+
+    def drop(self, reason: str, place: Place) -> None:
+        """Count a row that cannot be used."""
+        self.dropped[reason] += 1
+        if len(first := self.places.setdefault(reason, [])) < 3:
+            first.append(place)
+
+    def use(self, length: int, kept: int, supervised: int) -> None:
+        """Count a row of `length` tokens of which `kept` stay and `supervised` are learned."""
+        self.used += 1
+        self.lengths[length] += 1
+        self.cut += kept < length
+        self.tokens += kept
+        self.tokens_lost += length - kept
+        self.supervised += supervised
+
+    def of(self, name: str, rows: Iterable[tuple[int, int, int]]) -> "Account":
+        """The account of some of the rows, given as (length, kept, supervised) each; drops are those of the whole."""
+        part = Account(name, self.read, dropped=self.dropped, left_out=self.left_out, places=self.places,
+                       changes=self.changes, shapes=self.shapes, sample=self.sample)  # fmt: skip
+        for row in rows:
+            part.use(*row)
+        return part
+
+    def percentiles(self) -> dict[str, int]:
+        """Length that a share of the used rows does not exceed, by that share in per cent."""
+        ordered, found, seen = sorted(self.lengths.items()), {}, 0
+        shares = iter(PERCENTILES)
+        share = next(shares)
+        for length, count in ordered:
+            seen += count
+            while share and seen * 100 >= share * self.used:
+                found[f"p{share}"] = length
+                share = next(shares, 0)
+        return found
+
+    def as_record(self) -> dict[str, Any]:
+        """The counts, for run.json."""
+        skipped = ("lengths", "places", "name")
+        values = {key: value for key, value in vars(self).items() if key not in skipped}
+        return values | {"longest": max(self.lengths, default=0), "length_percentiles": self.percentiles()}
+
+    def refuse_too_few(self, config: Config, names: str) -> None:
+        """Refuse when no row is left, or when more than MAX_DROPPED_FRACTION of them are dropped."""
+        dropped, most = self.dropped.total(), config.max_dropped_fraction
+        if not self.used:
+            reasons = self.reasons() or "there are none"
+            longer = f"raise MAX_LENGTH above {self.latest_answer:,}, where the latest answer begins; "
+            raise Refusal(
+                f"no usable {self.name} rows in {names} (read {self.read:,}, dropped {dropped:,}): {reasons}",
+                (longer if self.latest_answer else "") + "give every row a question and an answer",
+            )
+        given = "max_dropped_fraction" in config.model_fields_set
+        if dropped > most * self.read and (given or dropped > A_GLANCE):
+            raise Refusal(
+                f"{dropped:,} of {self.read:,} {self.name} rows cannot be used, more than "
+                f"MAX_DROPPED_FRACTION={most:g} lets go: {self.reasons()}",
+                "mend or remove those rows, or raise MAX_DROPPED_FRACTION",
+            )
+
+    def seen(self) -> str:
+        """The columns that rows were known by, each with its count where they differ."""
+        if len(self.shapes) == 1:
+            return next(iter(self.shapes))
+        return "; ".join(f"{shape} ({count:,} rows)" for shape, count in self.shapes.most_common(4))
+
+    def reasons(self) -> str:
+        """The dropped rows by reason, each with the first places."""
+        return "; ".join(
+            f"{count:,} × {reason} (first: {_listed(self.places[reason])})"
+            for reason, count in self.dropped.most_common()
+        )
+
+    def report(self, max_length: int) -> None:
+        """Say all of it, before the first step."""
+        say(f"{self.name} rows: {self.read:,} read, {self.used:,} used, known by the columns {self.seen()}")
+        if self.dropped:
+            dropped = self.dropped.total()
+            warn(f"{self.name} rows: dropped {dropped:,} of {self.read:,}: {self.reasons()}")
+        for reason, count in self.left_out.items():
+            say(f"{self.name} rows: left out {count:,} of {self.read:,}, as asked: {reason}")
+        for change, count in self.changes.items():
+            warn(f"{self.name} rows: {count:,} times {change}")
+        lengths = ", ".join(f"{share} {length:,}" for share, length in self.percentiles().items())
+        say(f"{self.name} rows: lengths in tokens {lengths}; supervised tokens {self.supervised:,} of {self.tokens:,}")
+        if self.cut:
+            share = self.tokens_lost / (self.tokens + self.tokens_lost)
+            warn(
+                f"{self.name} rows over MAX_LENGTH={max_length}: {self.cut:,} of {self.used:,} lose their end, "
+                f"{share:.1%} of all tokens; longest {max(self.lengths):,} tokens (LONG_ROWS=drop leaves them out)"
+            )
+        say(f"one {self.name} row, learned between ⟦ and ⟧:\n{excerpt_of_sample(self.sample)}")
+
+
+def _listed(places: list[Place]) -> str:
+    """Places of rows, the file named once: rows 2, 6 of train.jsonl."""
+    files = {place.file: [str(other.row) for other in places if other.file == place.file] for place in places}
+    return ", ".join(
+        f"row{'s' * (len(rows) > 1)} {', '.join(rows)} of {Path(file).name}" for file, rows in files.items()
+    )
+
+
+def excerpt_of_sample(text: str) -> str:
+    """A row as far as a screen holds it."""
+    return text if len(text) <= SAMPLE_CHARACTERS else text[:SAMPLE_CHARACTERS] + "…"
+
+
+def unknown_shape(problem: str, place: Place, row: str, shapes: str) -> Refusal:
+    """The refusal of rows that no rule knows, by the first of them."""
+    return Refusal(
+        f"{place}: {problem}: {excerpt(row)}",
+        f"name the columns {shapes}; or say with PROMPT_COLUMN and COMPLETION_COLUMN which they are",
+    )
