@@ -49,11 +49,11 @@ build: ## build the image (CUDA=12.8 for drivers older than 580)
 		$(PACKAGE_INDEX:%=--build-arg PACKAGE_INDEX=%) $(CA_BUNDLE:%=--secret id=ca,src=%) .
 
 train: ## fine-tune with the settings of .env and the environment
-check: ## see whether machine, settings, data and model are fit
+check: ## see whether machine, settings, data and model are fit (ARGUMENTS=--data: what would be learned)
 shell: ## a shell in the image, as train would start it (our own image is brought up to date first)
 shell: override RUNTIME := docker
 train check shell: $(if $(filter venv,$(RUNTIME)),$(VENV)/.ready,$(if $(filter qlora-train:%,$(IMAGE)),build))
-	docker/run.sh $@ $(if $(ENV_FILE),--env-file $(ENV_FILE))
+	docker/run.sh $@ $(if $(ENV_FILE),--env-file $(ENV_FILE)) $(ARGUMENTS)
 
 demo: $(DEMO_MODEL)/config.json ## train a small model on the CPU, then compare its answers with the base's
 	$(PYTHON) -m train train --env-file demo/demo.env

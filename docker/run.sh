@@ -33,13 +33,18 @@ for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
 done
 
 # What the settings of shell and .env come to, with ~ as the host means it.
-env_file=; if [ "$count" = 2 ]; then env_file="$1 $2"; fi
+env_file=; if [ "$count" -ge 2 ] && [ "$1" = --env-file ]; then env_file="$1 $2"; fi
 settings=$($DOCKER run --rm --volume "$PWD:/work:ro" --workdir /work --env "HOME=$HOME" \
-    $(env | sed -n 's/^\(MODEL_ID\|DATASET\|EVAL_DATASET\|OUTPUT_DIR\)=.*/--env \1/p') "$IMAGE" config $env_file)
-setting() { echo "$settings" | sed -n "s/^  \"$1\": \"\(.*\)\",\{0,1\}\$/\1/p"; }
+    $(env | sed -n 's/^\(MODEL_ID\|DATASET\|EVAL_DATASET\|OUTPUT_DIR\)=.*/--env \1/p') "$IMAGE" config --format env $env_file)
+setting() { echo "$settings" | sed -n "s/^#\{0,1\}$1=\"\{0,1\}\([^\"]*\)\"\{0,1\}\$/\1/p"; }
 for name in MODEL_ID DATASET EVAL_DATASET; do
-    path=$(setting $name)
-    case $path in /*) if [ -e "$path" ]; then set -- "$@" --volume "$path:$path:ro" --env "$name=$path"; fi ;; esac
+    value=$(setting $name)
+    case $value in */*) set -- "$@" --env "$name=$value" ;; esac
+    IFS=,
+    for path in $value; do  # DATASET may name several
+        case $path in /*) if [ -e "$path" ]; then set -- "$@" --volume "$path:$path:ro"; fi ;; esac
+    done
+    unset IFS
 done
 # The engine would make missing host folders, as root.
 output=$(setting OUTPUT_DIR)

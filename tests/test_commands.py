@@ -27,7 +27,7 @@ def test_check_passes_what_is_fit_and_trains_nothing(run, tiny_model, rows, tmp_
     result = run("check", MODEL_ID=tiny_model, DATASET=rows, ALLOW_CPU="true", OUTPUT_DIR=tmp_path / "out")
     assert result.status == 0, result.out
     assert result.out.count("ok  ") == 6
-    assert "24 rows of instruction, output" in result.out
+    assert "24 rows usable, by the columns instruction as question" in result.out
     assert not list((tmp_path / "out").iterdir())
 
 

@@ -43,7 +43,7 @@ def plain_weights(tmp_path_factory):
         {"WEIGHT_DECAY": 0.5},
         {"MAX_GRAD_NORM": 0.01, "OPTIM": "sgd"},
         {"NEFTUNE_NOISE_ALPHA": 5},
-        {"MAX_LENGTH": 24},
+        {"MAX_LENGTH": 28},
         {"COMPLETION_ONLY_LOSS": "false"},
         {"NUM_TRAIN_EPOCHS": 2},
         {"MAX_STEPS": 2},

@@ -19,7 +19,7 @@ def test_defaults_are_the_courses_recipe(run):
     defaults = settings(run("config"))
     recipe = {
         "MODEL_ID": "meta-llama/Llama-3.1-8B",
-        "DATASET": "databricks/databricks-dolly-15k",
+        "DATASET": ["databricks/databricks-dolly-15k"],
         "LOAD_IN_4BIT": True,
         "BNB_4BIT_QUANT_TYPE": "nf4",
         "BNB_4BIT_USE_DOUBLE_QUANT": True,
@@ -98,7 +98,7 @@ def test_what_docker_leaves_in_values_is_trimmed(run):
         )
     )
     assert given["MODEL_ID"] == "./model"
-    assert given["DATASET"] == "./train.jsonl"
+    assert given["DATASET"] == ["./train.jsonl"]
     assert (given["LEARNING_RATE"], given["MAX_STEPS"]) == (2e-3, 4)
     assert given["OUTPUT_DIR"] == "./out#1"
     assert given["MODEL_REVISION"] is None
@@ -107,13 +107,15 @@ def test_what_docker_leaves_in_values_is_trimmed(run):
 def test_what_an_env_file_quotes_is_kept(run):
     Path(".env").write_text("""MODEL_ID="./a 'b' # c"\nDATASET='"rows".jsonl'\nOUTPUT_DIR=out # folder\n""")
     given = settings(run("config"))
-    assert (given["MODEL_ID"], given["DATASET"], given["OUTPUT_DIR"]) == ("./a 'b' # c", '"rows".jsonl', "out")
+    assert (given["MODEL_ID"], given["DATASET"], given["OUTPUT_DIR"]) == ("./a 'b' # c", ['"rows".jsonl'], "out")
 
 
 def test_home_is_expanded_in_folders(run):
-    given = settings(run("config", MODEL_ID="~/model", DATASET="~/rows.jsonl", OUTPUT_DIR="~/out", HOME="/home/plum"))
+    given = settings(
+        run("config", MODEL_ID="~/model", DATASET="a, ~/rows.jsonl", OUTPUT_DIR="~/out", HOME="/home/plum")
+    )
     folders = [given[name] for name in ("MODEL_ID", "DATASET", "OUTPUT_DIR")]
-    assert folders == ["/home/plum/model", "/home/plum/rows.jsonl", "/home/plum/out"]
+    assert folders == ["/home/plum/model", ["a", "/home/plum/rows.jsonl"], "/home/plum/out"]
 
 
 def test_a_quote_without_its_partner_is_refused_by_name(run):
@@ -204,3 +206,24 @@ def test_no_verb_prints_help_and_exits_2(run):
 def test_version_names_the_packages_that_decide_the_result(run):
     shown = run("version").out
     assert f"torch {version('torch')}\n" in shown and f"bitsandbytes {version('bitsandbytes')}\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"DATASET": "a,b", "DATASET_WEIGHTS": "1"}, "DATASET_WEIGHTS has 1 values for 2 of DATASET"),
+        ({"DATASET": "a,b,c", "DATASET_SPLIT": "train,test"}, "DATASET_SPLIT has 2 values for 3 of DATASET"),
+        ({"DATASET_WEIGHTS": "0"}, "each above 0"),
+        ({"STREAMING": "true"}, "STREAMING needs MAX_ROWS"),
+        ({"PROMPT_TEMPLATE": "{a}", "PROMPT_COLUMN": "a"}, "PROMPT_TEMPLATE and PROMPT_COLUMN"),
+        ({"MAX_DROPPED_FRACTION": "1.5"}, "at most 1"),
+    ],
+)
+def test_settings_of_the_rows_that_contradict_each_other_are_refused(run, given, said):
+    result = run("config", **given)
+    assert result.status == 2 and said in result.err
+
+
+def test_prose_keeps_its_quotes_and_hashes_and_gets_line_breaks(run):
+    given = settings(run("config", SYSTEM_PROMPT=r'Say "plum" # twice.\nThen say "stop"'))
+    assert given["SYSTEM_PROMPT"] == 'Say "plum" # twice.\nThen say "stop"'

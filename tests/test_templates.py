@@ -78,7 +78,7 @@ def by_trl(name, messages):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_answer_is_learned_with_the_token_that_ends_it_and_no_question_is(name):
     template = template_of(tokenizer_for(name))
-    stretches, text = learned(template, CHAT)
+    stretches, _ = learned(template, CHAT)
     assert len(stretches) == 2
     for stretch, answer, end in zip(stretches, ANSWERS, (template.mid, template.last), strict=True):
         assert stretch.strip().endswith(answer + (end or "")), stretches

@@ -1,11 +1,14 @@
 """What the model reads and learns: answers only, one BOS, and an end token that is always a target."""
 
-import datasets
+from collections import Counter
+
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from tests.conftest import build_tokenizer
-from train import data, tokens
-from train.console import Refusal
+from train import templates, tokens
+from train.account import Account
+from train.sources import Place
 
 CHAT = {
     "messages": [
@@ -23,10 +26,12 @@ THINKING_TEMPLATE = (
 BOS_TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['content'] + eos_token }}{% endfor %}"
 
 
-def encode(row, tokenizer, stop_ids=None, completion_only=True):
-    stop_ids = stop_ids or [tokenizer.eos_token_id]
-    ids, labels = tokens.encode(row, tokenizer, stop_ids, completion_only)
+def encode(row, tokenizer, completion_only=True):
+    template = templates.ChatTemplate(tokenizer, {tokenizer.eos_token_id})
+    piece = tokens.lay_out_row(row, template, Counter())
+    ((ids, labels),) = tokens.encode([piece], template, completion_only)
     assert len(ids) == len(labels)
+    assert all(label in (tokens.IGNORED, token) for token, label in zip(ids, labels, strict=True))
     return ids, labels
 
 
@@ -36,8 +41,6 @@ def learned(labels, tokenizer) -> str:
 
 def adding_bos(tokenizer):
     """The tokenizer, now putting a BOS before all it encodes, as Llama's does."""
-    from tokenizers.processors import TemplateProcessing
-
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<|bos|> $A", special_tokens=[("<|bos|>", tokenizer.bos_token_id)]
     )
@@ -49,6 +52,14 @@ def test_every_assistant_turn_is_learned_with_its_end_token_and_nothing_else():
     ids, labels = encode(CHAT, tokenizer)
     assert learned(labels, tokenizer) == "A plum.<|end|>An oak.<|end|>"
     assert tokenizer.decode(ids).startswith("<|start|>user\nName a fruit.<|end|>\n<|start|>assistant\nA plum.")
+
+
+def test_a_turn_of_weight_0_is_read_and_not_learned():
+    tokenizer = build_tokenizer()
+    first = [CHAT["messages"][0], CHAT["messages"][1] | {"learned": False}]
+    ids, labels = encode({"messages": first + CHAT["messages"][2:]}, tokenizer)
+    assert learned(labels, tokenizer) == "An oak.<|end|>"
+    assert "A plum.<|end|>" in tokenizer.decode(ids)
 
 
 def test_everything_is_learned_by_choice():
@@ -69,13 +80,12 @@ def test_a_row_ends_with_a_learned_stop_token_once(row, pad):
     assert ids[-2] != tokenizer.eos_token_id
 
 
-def test_a_turn_that_ends_with_another_stop_token_than_eos_is_left_as_it_is():
+def test_a_turn_that_ends_with_another_token_than_eos_stops_there():
     tokenizer = build_tokenizer(eos_token="<|eos|>")
     end = tokenizer.convert_tokens_to_ids("<|end|>")
-    ids, _ = encode(CHAT, tokenizer, stop_ids=[end, tokenizer.eos_token_id])
+    ids, _ = encode(CHAT, tokenizer)
     assert ids[-1] == end
-    ids, _ = encode(CHAT, tokenizer, stop_ids=[tokenizer.eos_token_id])
-    assert ids[-1] == tokenizer.eos_token_id
+    assert templates.ChatTemplate(tokenizer, {tokenizer.eos_token_id}).stop_ids == {end, tokenizer.eos_token_id}
 
 
 @pytest.mark.parametrize("prompt", ["", "Name a fruit:\n"])
@@ -86,6 +96,27 @@ def test_a_stop_token_inside_a_text_cuts_nothing_off(prompt):
     ids, labels = encode(row, tokenizer)
     assert learned(labels, tokenizer) == said + "<|end|>"
     assert tokenizer.decode(ids) == prompt + said + "<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion"),
+    [
+        ("Name a fr", "uit."),
+        ("Name: ", "é plum"),
+        ("Is it 日", "本?"),
+        ("A ", " plum"),
+        ("A plum", "."),
+        ("x\n", "\n\ny"),
+    ],
+)
+def test_a_prompt_is_read_as_it_is_read_alone_and_the_completion_is_learned_whole(prompt, completion):
+    """Also where a token of the text as a whole would span the border."""
+    tokenizer = build_tokenizer()
+    ids, labels = encode({"prompt": prompt, "completion": completion}, tokenizer)
+    alone = tokenizer(prompt)["input_ids"]
+    assert ids[: len(alone)] == alone
+    assert labels[: len(alone)] == [tokens.IGNORED] * len(alone)
+    assert learned(labels, tokenizer) == completion + "<|end|>"
 
 
 def test_a_template_that_thinks_only_in_the_last_turn_learns_every_answer():
@@ -102,12 +133,6 @@ def test_a_question_after_the_last_answer_is_left_out():
     assert tokenizer.decode(ids).endswith("A plum.<|end|>")
 
 
-def test_a_completion_is_learned_and_its_prompt_is_not():
-    tokenizer = build_tokenizer()
-    _, labels = encode({"prompt": "Name a fruit:\n", "completion": "A plum."}, tokenizer)
-    assert learned(labels, tokenizer) == "A plum.<|end|>"
-
-
 @pytest.mark.parametrize(
     "row", [CHAT, {"prompt": "<|bos|>Name: ", "completion": "A plum."}, {"text": "<|bos|>A plum."}, {"text": "A plum."}]
 )
@@ -119,51 +144,47 @@ def test_a_row_never_starts_with_two_bos(row):
 
 
 @pytest.mark.parametrize("with_bos", [False, True])
-def test_a_base_model_gets_a_template_that_adds_no_token(with_bos):
+def test_chatml_for_a_base_model_adds_no_token(with_bos):
     tokenizer = build_tokenizer(None)
     if with_bos:
         adding_bos(tokenizer)
     size = len(tokenizer)
-    assert tokens.set_default_template(tokenizer)
-    assert not tokens.set_default_template(tokenizer)
+    templates.choose(tokenizer, "plum", [tokenizer.eos_token_id])
     ids, labels = encode(CHAT, tokenizer)
     assert len(tokenizer) == size
     assert ids.count(tokenizer.bos_token_id) == with_bos
-    assert "### Instruction:\nName a fruit.\n\n### Response:\nA plum.<|end|>" in tokenizer.decode(ids)
+    assert "<|im_start|>user\nName a fruit.<|end|>\n<|im_start|>assistant\nA plum.<|end|>" in tokenizer.decode(ids)
     assert learned(labels, tokenizer) == "A plum.<|end|>An oak.<|end|>"
 
 
-def tokenise(questions, max_length=64):
-    raw = datasets.Dataset.from_list(questions)
-    _, shape = data.shaper(raw.column_names)
+def tokenise(*texts, max_length=64, drop_long=False):
     tokenizer = build_tokenizer()
-    return tokens.tokenise(raw, shape, tokenizer, [tokenizer.eos_token_id], max_length, True, "train"), tokenizer
+    template = templates.ChatTemplate(tokenizer, {tokenizer.eos_token_id})
+    asked = [{"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+             for question, answer in texts]  # fmt: skip
+    rows = [(Place("rows.jsonl", number), row) for number, row in enumerate(asked, start=1)]
+    account = Account("train", read=len(rows))
+    done = list(tokens.tokenise(iter(rows), template, max_length, True, drop_long, account))
+    return done, account, tokenizer
 
 
 def test_rows_are_accounted_for_and_a_cut_row_gets_no_false_end(capsys):
-    done, tokenizer = tokenise(
-        [
-            {"instruction": "Name a fruit.", "output": "A plum."},
-            {"instruction": "Name a fruit.", "output": "A plum. " * 40},
-            {"instruction": "Name a fruit. " * 40, "output": "A plum."},
-            {"instruction": "Name a fruit.", "output": ""},
-        ]
-    )
-    account = done.account()
-    assert (account["read"], account["used"], account["cut"]) == (4, 2, 1)
-    assert account["dropped"] == {"answer begins after 64 tokens": 1, "empty answer": 1}
-    assert [len(ids) for ids in done.rows["input_ids"]][1] == 64
-    assert [ids[-1] == tokenizer.eos_token_id for ids in done.rows["input_ids"]] == [True, False]
+    short, long, late = ("Name a fruit.", "A plum."), ("Name a fruit.", "A plum. " * 40), ("Name it. " * 40, "A plum.")
+    done, account, tokenizer = tokenise(short, long, late)
+    account.report(64)
+    assert (account.used, account.cut, account.dropped.total()) == (2, 1, 1)
+    assert [len(row["input_ids"]) for row in done][1] == 64
+    assert [row["input_ids"][-1] == tokenizer.eos_token_id for row in done] == [True, False]
+    assert account.tokens == sum(len(row["input_ids"]) for row in done)
+    assert account.tokens_lost == done[1]["length"] - 64
+    assert account.supervised == sum(label != tokens.IGNORED for row in done for label in row["labels"])
+    assert account.percentiles()["p50"] == done[0]["length"] and account.percentiles()["p100"] == done[1]["length"]
     said = capsys.readouterr().err
-    assert "dropped 2 of 4" in said and "1 are longer than MAX_LENGTH=64" in said
+    assert "dropped 1 of 3" in said and "row 3 of rows.jsonl" in said and "MAX_LENGTH=64: 1 of 2" in said
+    assert "<|start|>user\nName a fruit.<|end|>\n<|start|>assistant\n⟦A plum.<|end|>⟧" in said
 
 
-def test_a_thousand_unusable_rows_first_do_not_decide_the_columns():
-    empty, good = {"instruction": "Name a fruit.", "output": ""}, {"instruction": "Name a fruit.", "output": "A plum."}
-    done, _ = tokenise([empty] * 1001 + [good])
-    assert len(done.rows) == 1
-
-
-def test_no_usable_row_is_a_refusal_that_names_the_reasons():
-    with pytest.raises(Refusal, match="none of the 2 train rows.*2 × answer begins after 64 tokens"):
-        tokenise([{"instruction": "Name a fruit. " * 40, "output": "A plum."}] * 2)
+def test_long_rows_are_left_out_by_choice():
+    done, account, _ = tokenise(("Name a fruit.", "A plum."), ("Name a fruit.", "A plum. " * 40), drop_long=True)
+    assert len(done) == account.used == account.left_out.total() == 1
+    assert not account.dropped and not account.cut

@@ -21,7 +21,7 @@ class NotRendered(Exception):
 
 
 def lay_out(template: ChatTemplate, row: Row, changes: Counter[str]) -> tuple[str, list[Span]]:
-    """The text of a row of `messages` (and `tools`) in the template, and the spans that are learned.
+    """The text of a row of `messages` (and `tools`) up to its last answer, and the spans that are learned.
 
     A system turn that the template refuses goes into the first user turn, and turns of one role in a row become one
     where it insists on their taking turns; `changes` counts both.
@@ -30,7 +30,8 @@ def lay_out(template: ChatTemplate, row: Row, changes: Counter[str]) -> tuple[st
         UnusableRow: the template refuses the chat, or leaves a turn out.
         NotRendered: the template knows no tools or no tool calls, and the row has some.
     """
-    messages, tools = row["messages"], row.get("tools")
+    last = max(index for index, message in enumerate(row["messages"]) if message["role"] == "assistant")
+    messages, tools = row["messages"][: last + 1], row.get("tools")
     if tools and not template.takes_tools:
         raise NotRendered("rows bring tools, the chat template does not render them")
     if any("tool_calls" in message for message in messages) and not template.takes_calls:

@@ -139,6 +139,6 @@ def _refuse_another_run(
     for name, digest in data_sha256.items():
         if before["data_sha256"].get(name) != digest:
             raise Refusal(
-                f"OUTPUT_DIR holds a run on other rows: {name}={settings[name]} has changed since",
+                f"OUTPUT_DIR holds a run on other rows: {name}={','.join(settings[name])} has changed since",
                 f"{ELSEWHERE}, or bring the earlier rows back",
             )

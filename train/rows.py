@@ -1,6 +1,8 @@
 """The rows of a run: read from every source, shaped, deduplicated, weighted, tokenised, and accounted for."""
 
 import json
+import math
+import random
 import tempfile
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -166,15 +168,14 @@ def _on_disk(rows: Iterator[Row]) -> datasets.Dataset:
 
 def _split(whole: Rows, config: Config) -> dict[str, Rows]:
     """The rows parted at random into those to train on and the EVAL_FRACTION to evaluate on."""
-    if len(whole.rows) * (1 - config.eval_fraction) < 1 or len(whole.rows) < 2:
-        raise Refusal(
-            f"EVAL_FRACTION={config.eval_fraction} of {len(whole.rows)} rows leaves none to train on", "lower it"
-        )
-    halves = whole.rows.train_test_split(test_size=config.eval_fraction, seed=config.seed, keep_in_memory=True)
-    return {
-        name: Rows(half, whole.account.of(name, map(_counted, half)))
-        for name, half in (("train", halves["train"]), ("eval", halves["test"]))
-    }
+    held_out = math.ceil(len(whole.rows) * config.eval_fraction)
+    if held_out == len(whole.rows):
+        raise Refusal(f"EVAL_FRACTION={config.eval_fraction} of {held_out} rows leaves none to train on", "lower it")
+    order = list(range(len(whole.rows)))
+    random.Random(config.seed).shuffle(order)
+    halves = {"train": order[held_out:], "eval": order[:held_out]}
+    parts = {name: whole.rows.select(some, keep_in_memory=True) for name, some in halves.items()}
+    return {name: Rows(part, whole.account.of(name, map(_counted, part))) for name, part in parts.items()}
 
 
 def _counted(row: Row) -> tuple[int, int, int]:
