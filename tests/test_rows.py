@@ -7,7 +7,6 @@ import pytest
 
 from tests.conftest import record_of
 from train import rows as train_rows
-from train import sources
 from train.config import Config
 from train.console import Refusal
 
