@@ -1,5 +1,6 @@
 """How things are said: notes on standard error, results on standard output, errors with a fix and an exit code."""
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
@@ -13,6 +14,8 @@ results = Console(
     markup=False, highlight=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120
 )
 MASK = "********"
+# What steers a terminal, turns its text around or cannot be written at all: names and rows can hold it.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _secrets: set[str] = set()
 
 
@@ -42,10 +45,10 @@ def conceal(secret: str) -> None:
 
 
 def masked(text: str) -> str:
-    """The text with every secret in it masked."""
+    """The text with every secret in it masked, and as Python writes them the characters that cannot be printed."""
     for secret in _secrets:
         text = text.replace(secret, MASK)
-    return text
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def say(text: str) -> None:
@@ -60,8 +63,8 @@ def warn(text: str) -> None:
 
 def refuse(refusal: Refusal) -> None:
     """Print why the run ends and the way out."""
-    notes.print(masked(f"error: {refusal.what}"), style="bold red")
-    notes.print(masked(f"fix: {refusal.fix}"))
+    notes.print(f"error: {masked(refusal.what)}", style="bold red")
+    notes.print(f"fix: {masked(refusal.fix)}")
 
 
 def result(text: str) -> None:
@@ -71,9 +74,9 @@ def result(text: str) -> None:
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
     """Print a table as a result."""
-    grid = Table(*headers, title=title, title_justify="left", show_lines=False)
+    grid = Table(*headers, title=title and masked(title), title_justify="left", show_lines=False)
     for row in rows:
-        grid.add_row(*row)
+        grid.add_row(*map(masked, row))
     results.print(grid, soft_wrap=False)
 
 
