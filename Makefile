@@ -69,6 +69,10 @@ test-image: build $(DEMO_MODEL)/config.json ## build the image and test it with 
 reproduce-image: ## build the image twice from the last commit and compare the layers
 	python3 docker/reproduce.py
 
+fuzz: $(VENV)/.ready-dev ## feed the command line random settings and datasets for FUZZ_MINUTES (20)
+	end=$$(($$(date +%s) + 60 * $(or $(FUZZ_MINUTES),20))); while [ $$(date +%s) -lt $$end ]; do \
+		FUZZ=long $(PYTHON) -m pytest --tb=short tests/test_fuzz_settings.py tests/test_fuzz_data.py || exit 1; done
+
 lint: $(VENV)/.ready-dev ## ruff, mypy, shellcheck, hadolint, zizmor
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .

@@ -14,6 +14,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tests import fuzzing
 from train.__main__ import main
 from train.settings_text import SETTINGS
 
@@ -136,6 +137,27 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
         return Result(status, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def fuzz(
+    run: Callable[..., Result],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[fuzzing.Fuzz]:
+    """The command line on many examples; the invariant is checked on each."""
+    with capsys.disabled():
+        trace = os.dup(2)  # the real one, for the trace of a hang
+    yield fuzzing.Fuzz(run, tmp_path, request.node.name, monkeypatch, trace)
+    os.close(trace)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How much was tried."""
+    for test, count in fuzzing.COUNTS.items():
+        terminalreporter.write_line(f"fuzzed: {count:,} examples of {test}")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import generated
+from train import console
 
 
 def settings(result) -> dict:
@@ -189,6 +190,62 @@ def test_settings_written_as_an_env_file_read_back_the_same(run):
         del os.environ[name]
     Path("again.env").write_text(written)
     assert settings(run("config", "--env-file", "again.env")) == first
+
+
+@pytest.mark.parametrize("name", ['a "b" c', "a\\ b", "a ${HOME} b", "a '$b' \t c"])
+def test_quotes_and_dollars_written_as_an_env_file_read_back_the_same(run, name):
+    written = run("config", "--format", "env", MODEL_ID=name).out
+    del os.environ["MODEL_ID"]
+    Path(".env").write_text(written)
+    assert settings(run("config"))["MODEL_ID"] == name
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("\x1b[31mred", "control character U+001B"),
+        ("a\rb", "control character U+000D"),
+        ("a\x9bb", "control character U+009B"),
+        (os.fsdecode(b"caf\xe9"), "is not UTF-8 text"),
+    ],
+)
+def test_what_cannot_be_printed_is_refused_by_name_and_not_printed(run, value, reason):
+    for name in ("MODEL_ID", "LORA_R", "TARGET_MODULES"):
+        result = run("config", **{name: value})
+        assert result.status == 2
+        assert name in result.err and reason in result.err and value not in result.err
+        del os.environ[name]
+    result = run("config", f"--env-file={value}")
+    assert result.status == 2 and value not in result.err
+
+
+def test_a_nul_in_an_env_file_is_refused_with_its_line(run):
+    Path(".env").write_text("LORA_R=8\nHF_HOME=a\0b\n")
+    result = run("config")
+    assert result.status == 2 and ".env, line 2" in result.err
+
+
+def test_an_env_files_name_may_be_too_long_for_the_file_system(run):
+    assert "there is no env file" in run("config", "--env-file", "x" * 300).err
+
+
+def test_a_list_of_nothing_is_refused(run):
+    result = run("config", TARGET_MODULES=",", REPORT_TO=" , ")
+    assert result.status == 2
+    assert 'TARGET_MODULES is ","' in result.err and 'REPORT_TO is ","' in result.err
+
+
+def test_a_user_without_home_is_told_to_write_the_path(run, monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    result = run("config", OUTPUT_DIR="~/out")
+    assert result.status == 2 and "OUTPUT_DIR" in result.err and "no home folder" in result.err
+
+
+def test_a_secret_of_one_letter_leaves_the_message_whole(run, monkeypatch):
+    monkeypatch.setattr(console, "_secrets", set())  # not for the tests after this one
+    assert run("config", HF_TOKEN="r").status == 0
+    assert run("config", HF_TOKEN="r", LORA_R=0).err.startswith("error: ")
 
 
 @pytest.mark.parametrize("file", generated.files(), ids=lambda file: file.name)

@@ -41,6 +41,10 @@ Names = Annotated[list[str], NoDecode]
 DEFAULT_DATASET = "databricks/databricks-dolly-15k"
 # Tokens of one forward pass that the automatic micro-batch stays under.
 MICRO_BATCH_TOKENS = 2048
+# Never meant, and nothing that a file name, a terminal or an env file takes well. A text may have lines and tabs.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# How Python holds the bytes of an environment variable that are no UTF-8.
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def setting(group: str, default: Any, text: str, **limits: Any) -> Any:
@@ -125,7 +129,7 @@ class Config(BaseSettings):
     lora_alpha: int = setting("LoRA", 32, "Scale of the adapter, divided by the rank.", ge=1)
     lora_dropout: float = setting("LoRA", 0.05, "Dropout on the adapter's input.", ge=0, lt=1)
     target_modules: Names = setting(
-        "LoRA", ["q_proj", "k_proj", "v_proj", "o_proj"], "Layers that get an adapter, or all-linear."
+        "LoRA", ["q_proj", "k_proj", "v_proj", "o_proj"], "Layers that get an adapter, or all-linear.", min_length=1
     )
     use_rslora: bool = setting("LoRA", False, "Divide the scale by the square root of the rank (rsLoRA).")
     use_dora: bool = setting("LoRA", False, "Learn the weights' magnitude separately (DoRA); slower.")
@@ -166,7 +170,7 @@ class Config(BaseSettings):
         "Progress", None, "Stop after this many evaluations without a lower loss.", ge=1
     )
     report_to: Annotated[list[Tracker], NoDecode] = setting(
-        "Progress", ["none"], "Trackers, by their names in transformers: tensorboard, wandb …"
+        "Progress", ["none"], "Trackers, by their names in transformers: tensorboard, wandb …", min_length=1
     )
     wandb_api_key: SecretStr | None = setting("Progress", None, "Key for REPORT_TO=wandb. Also WANDB_API_KEY_FILE.")
 
@@ -190,7 +194,10 @@ class Config(BaseSettings):
     @field_validator("model_id", "output_dir")
     @classmethod
     def expand_home(cls, value: str) -> str:
-        return str(Path(value).expanduser()) if re.match("~(/|$)", value) else value
+        try:
+            return str(Path(value).expanduser()) if re.match("~(/|$)", value) else value
+        except RuntimeError as error:  # a container's user may have none
+            raise ValueError("has ~, but this user has no home folder; write the folder's path") from error
 
     @field_validator("dataset", "eval_dataset")
     @classmethod
@@ -200,14 +207,24 @@ class Config(BaseSettings):
     @field_validator("prompt_template", "system_prompt")
     @classmethod
     def line_breaks(cls, value: str | None) -> str | None:
-        """An env file of docker's has no line breaks: \\n stands for one."""
-        return value.replace("\\n", "\n") if value else value
+        """An env file of docker's has no line breaks: \n stands for one."""
+        return value.replace("\n", "
+") if value else value
 
     @field_validator("hf_token", "wandb_api_key")
     @classmethod
     def one_word(cls, value: SecretStr | None) -> SecretStr | None:
         if value and re.search(r"\s", value.get_secret_value()):
             raise ValueError("has blanks inside; a comment after it is not allowed")
+        return value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def printable(cls, value: Any) -> Any:  # the last of the three that come before: it is called first
+        if isinstance(value, str) and (found := CONTROL.search(value)):
+            raise ValueError(f"holds the control character U+{ord(found[0]):04X}")
+        if isinstance(value, str) and SURROGATE.search(value):
+            raise ValueError("is not UTF-8 text")
         return value
 
     @model_validator(mode="after")

@@ -1,5 +1,6 @@
 """How things are said: notes on standard error, results on standard output, errors with a fix and an exit code."""
 
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,8 @@ results = Console(
 MASK = "********"
 SECONDS_BETWEEN_LINES = 30
 T = TypeVar("T")
+# What steers a terminal, turns its text around or cannot be written at all: names and rows can hold it.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _secrets: set[str] = set()
 
 
@@ -47,12 +50,10 @@ def conceal(secret: str) -> None:
 
 
 def masked(text: str) -> str:
-    """The text as it may be printed: secrets masked, control characters (a terminal would obey them) written out."""
+    """The text with every secret in it masked, and as Python writes them the characters that cannot be printed."""
     for secret in _secrets:
         text = text.replace(secret, MASK)
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def excerpt(text: str, longest: int = 80) -> str:
@@ -73,8 +74,8 @@ def warn(text: str) -> None:
 
 def refuse(refusal: Refusal) -> None:
     """Print why the run ends and the way out."""
-    notes.print(masked(f"error: {refusal.what}"), style="bold red")
-    notes.print(masked(f"fix: {refusal.fix}"))
+    notes.print(f"error: {masked(refusal.what)}", style="bold red")
+    notes.print(f"fix: {masked(refusal.fix)}")
 
 
 def result(text: str) -> None:
@@ -84,9 +85,9 @@ def result(text: str) -> None:
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
     """Print a table as a result."""
-    grid = Table(*headers, title=title, title_justify="left", show_lines=False)
+    grid = Table(*headers, title=title and masked(title), title_justify="left", show_lines=False)
     for row in rows:
-        grid.add_row(*row)
+        grid.add_row(*map(masked, row))
     results.print(grid, soft_wrap=False)
 
 

@@ -45,10 +45,11 @@ def read_config(env_file: str | None = None) -> Config:
         Refusal: names every mistake, what was given and what is allowed.
     """
     path = Path(env_file or ".env")
-    if env_file and not path.is_file():
+    there = _is_file(path)
+    if env_file and not there:
         raise Refusal(f"there is no env file {env_file}", "name a file of NAME=value lines, or leave --env-file out")
-    mistakes = list(_broken_lines(path)) if path.is_file() else []
-    readable = path.is_file() and not mistakes
+    mistakes = list(_broken_lines(path)) if there else []
+    readable = there and not mistakes
     from_file = (
         {name: value or "" for name, value in dotenv_values(path, encoding=ENCODING).items()} if readable else {}
     )
@@ -71,6 +72,13 @@ def read_config(env_file: str | None = None) -> Config:
             os.environ[name] = secret.get_secret_value()
             conceal(secret.get_secret_value())
     return config
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name too long for the file system
+        return False
 
 
 def _tidy_environment() -> Iterator[str]:
@@ -99,7 +107,8 @@ def _broken_lines(path: Path) -> Iterator[str]:
     try:
         with path.open(encoding=ENCODING) as stream:
             for binding in parse_stream(stream):
-                if binding.error or (binding.key and binding.value is None):
+                # The environment, where names of other programs go, holds no NUL.
+                if binding.error or (binding.key and binding.value is None) or "\0" in binding.original.string:
                     yield f"{path}, line {binding.original.line}: is not NAME=value"
     except (OSError, UnicodeDecodeError) as error:
         yield f"{path}: cannot be read as UTF-8 text ({error.__class__.__name__})"

@@ -65,6 +65,13 @@ def _as_env(value: Any) -> str:
     return str(value)
 
 
+def _quoted(text: str) -> str:
+    """The text in quotes, as python-dotenv reads it back: `${` it would take for a variable, so a default says the $."""
+    for meant, put in (("\\", r"\\"), ('"', r"\""), ("\n", r"\n"), ("\t", r"\t"), ("${", "${:-$}{")):
+        text = text.replace(meant, put)
+    return f'"{text}"'
+
+
 def resolved(config: Config) -> dict[str, Any]:
     """Setting name to value in force, secrets masked; JSON-serialisable."""
     values = {name.upper(): value for name, value in config.model_dump().items()}
@@ -100,7 +107,7 @@ def as_env(config: Config) -> str:
         for name in names:
             value, default = getattr(config, name.lower()), SETTINGS[name].default
             written = "" if is_secret(name) else _as_env(value)
-            quoted = f'"{written}"' if re.search(r"""[\s#'"$]""", written) else written
+            quoted = _quoted(written) if re.search(r"""[\s#'"$]""", written) else written
             lines += ["", f"# {SETTINGS[name].description} ({allowed(name)})"]
             lines.append(f"{'#' if value == default or is_secret(name) else ''}{name}={quoted}")
     return "\n".join(lines) + "\n"
