@@ -150,6 +150,13 @@ class Config(BaseSettings):
     def split_at_commas(cls, value: Any) -> Any:
         return [name for part in value.split(",") if (name := part.strip())] if isinstance(value, str) else value
 
+    @field_validator("num_train_epochs", "max_steps", mode="before")
+    @classmethod
+    def some_training(cls, value: Any) -> Any:
+        if re.fullmatch(r"0+(\.0*)?", str(value).strip()):
+            raise ValueError("nothing to train")
+        return value
+
     @field_validator("model_id", "dataset", "eval_dataset", "output_dir")
     @classmethod
     def expand_home(cls, value: str | None) -> str | None:
