@@ -99,7 +99,7 @@ def test_the_loss_scaler_may_overflow_and_an_evaluation_may_not(tmp_path):
     control, state = TrainerControl(), TrainerState(global_step=3)
     fp16 = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
     fp16.fp16 = True  # refused on a CPU, and only this is read
-    with record.RunLog(tmp_path, done=0) as log:
+    with record.RunLog(tmp_path, done=0, computed="in float16") as log:
         log.on_log(fp16, state, control, logs={"loss": 1.0, "grad_norm": float("inf")})
         with pytest.raises(Refusal, match="eval_loss became nan by step 3"):
             log.on_log(fp16, state, control, logs={"eval_loss": float("nan")})

@@ -1,5 +1,6 @@
 """The settings in TRL's terms."""
 
+import math
 from pathlib import Path
 
 import torch
@@ -7,7 +8,7 @@ from trl import SFTConfig
 
 from train import model
 from train.config import Config
-from train.console import has_terminal
+from train.console import Refusal, has_terminal
 
 
 def trainer_arguments(
@@ -55,3 +56,27 @@ def trainer_arguments(
     # Several visible GPUs would make the trainer wrap the model in DataParallel, which 4-bit layers do not survive.
     arguments._n_gpu = min(arguments.n_gpu, 1)
     return arguments
+
+
+def schedule(config: Config, rows: int, per_device: int, accumulation: int) -> tuple[int, int, float]:
+    """Optimizer steps of the run, steps of its warm-up, and the highest learning rate it reaches, as the trainer will.
+
+    Every schedule but the constant one starts at 0 and rises evenly until the warm-up is over.
+
+    Raises:
+        Refusal: the schedule would divide by zero behind the last step.
+    """
+    epoch = math.ceil(math.ceil(rows / per_device) / accumulation)
+    steps = config.max_steps or math.ceil(config.num_train_epochs * epoch)
+    share = config.warmup_steps
+    warmup = int(share) if share >= 1 else math.ceil(share * steps)
+    if config.lr_scheduler_type == "constant":
+        warmup = 0
+    if warmup < steps:
+        return steps, warmup, config.learning_rate
+    if warmup == steps and config.lr_scheduler_type == "polynomial":
+        raise Refusal(
+            f"LR_SCHEDULER_TYPE=polynomial cannot have a warm-up as long as the run, which takes {steps} steps",
+            "lower WARMUP_STEPS, or choose another schedule",
+        )
+    return steps, warmup, config.learning_rate * (steps - 1) / warmup

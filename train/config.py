@@ -191,6 +191,13 @@ class Config(BaseSettings):
             [part.strip() for part in value.split(",") if part.strip()] if is_list and isinstance(value, str) else value
         )
 
+    @field_validator("num_train_epochs", "max_steps", mode="before")
+    @classmethod
+    def some_training(cls, value: Any) -> Any:
+        if re.fullmatch(r"0+(\.0*)?", str(value).strip()):
+            raise ValueError("nothing to train")
+        return value
+
     @field_validator("model_id", "output_dir")
     @classmethod
     def expand_home(cls, value: str) -> str:
@@ -207,9 +214,8 @@ class Config(BaseSettings):
     @field_validator("prompt_template", "system_prompt")
     @classmethod
     def line_breaks(cls, value: str | None) -> str | None:
-        """An env file of docker's has no line breaks: \n stands for one."""
-        return value.replace("\n", "
-") if value else value
+        """An env file of docker's has no line breaks: \\n stands for one."""
+        return value.replace("\\n", "\n") if value else value
 
     @field_validator("hf_token", "wandb_api_key")
     @classmethod

@@ -56,13 +56,21 @@ def train(config: Config) -> None:
     # 3. The base in 4 bits, frozen; LoRA matrices beside its linear layers, trained.
     per_device, accumulation, why = config.micro_batch()
     batch = accumulation * per_device
-    say(f"an optimizer step: {accumulation} × {per_device} = {batch} examples ({why})")
+    say(f"effective batch: {accumulation} × {per_device} = {batch} examples an optimizer step ({why})")
     if batch > len(train_rows.rows):
         warn(f"the effective batch of {batch} exceeds the {len(train_rows.rows)} rows: one step an epoch")
+    steps, warmup, peak = arguments.schedule(config, len(train_rows.rows), per_device, accumulation)
+    say(f"plan: {steps:,} optimizer steps, warm-up {warmup:,}, peak learning rate {peak:.3g}")
+    if peak < config.learning_rate:
+        warn(
+            f"WARMUP_STEPS={config.warmup_steps:g} is not over when the run ends, after {steps:,} steps: the learning "
+            f"rate gets no higher than {peak:.3g} of {config.learning_rate:g}"
+        )
     base = model.load_base(config, dtype)
     if config.optim.startswith("paged") and base.device.type == "cpu":
         say(f"{config.optim}: on a CPU its state is not paged")
     say(f"base parameters by type: {model.by_type(base)}")
+    computed = f"in {str(dtype).removeprefix('torch.')} with {base.config._attn_implementation} attention"
 
     # 4. TRL's trainer does the loop.
     trainer = SFTTrainer(
@@ -86,7 +94,7 @@ def train(config: Config) -> None:
         "settings": settings,
         "versions": record.versions(),
         "hardware": record.hardware(),
-        "model_revision": getattr(architecture, "_commit_hash", None),
+        "model_revision": record.commit_of(config.model_id, config.model_revision),
         "data_sha256": data_sha256,
         "dataset_split": [source.split for source in sources.to_train(config)],
         "compute_dtype": str(dtype).removeprefix("torch."),
@@ -98,9 +106,10 @@ def train(config: Config) -> None:
         "seconds_to_first_step": round(time.time() - started, 1),
     }
     record.write(output, run)
-    with record.RunLog(output, earlier.step) as log, checkpoint.StopOnSignal() as stop:
+    with record.RunLog(output, earlier.step, computed) as log, checkpoint.StopOnSignal() as stop:
         trainer.add_callback(log)
         trainer.add_callback(stop)
+        trainer.add_callback(record.SaveOnlyNumbers(computed))
         result = trainer.train(resume_from_checkpoint=earlier.checkpoint)
     step = trainer.state.global_step
     if stop.ends(trainer.state):
@@ -108,7 +117,7 @@ def train(config: Config) -> None:
 
     # 5. The adapter, whole or not at all.
     if not math.isfinite(result.training_loss) or not model.trained_is_finite(adapted):
-        raise record.diverged(f"the loss or the adapter became no number by step {step}")
+        raise record.diverged(f"the loss or the adapter became no number by step {step}", computed)
     adapter = save_adapter(adapted, tokenizer, generation, output)
     losses = [entry["loss"] for entry in log.entries if "loss" in entry]
     run |= {

@@ -18,8 +18,11 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.utils import CONFIG_NAME, cached_file
+from transformers.utils.hub import extract_commit_hash
 
 from train.console import Exit, Refusal, has_terminal, notes, say
+from train.model import trained_is_finite
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "huggingface-hub")
 SHOWN = {
@@ -58,6 +61,11 @@ def sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def commit_of(model_id: str, revision: str | None) -> str | None:
+    """Commit of a base model from the Hub, as it lies in the cache; None for a local folder."""
+    return extract_commit_hash(cached_file(model_id, CONFIG_NAME, revision=revision, local_files_only=True), None)
+
+
 def write(output: Path, run: dict[str, Any]) -> None:
     """Put `run.json` in place whole."""
     partial = output / "run.json.partial"
@@ -71,10 +79,10 @@ def read(output: Path) -> dict[str, Any] | None:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
-def diverged(what: str) -> Refusal:
-    """The refusal of a run whose numbers are none any more."""
+def diverged(what: str, computed: str) -> Refusal:
+    """The refusal of a run whose numbers are none any more, with the arithmetic that they came from."""
     return Refusal(
-        f"{what}; nothing was saved as final",
+        f"{what}, computed {computed}; nothing was saved as final",
         "lower LEARNING_RATE, set BNB_4BIT_COMPUTE_DTYPE=bfloat16 where the GPU has it, or look for broken rows",
         Exit.DIVERGED,
     )
@@ -99,9 +107,11 @@ class RunLog(TrainerCallback):
     Args:
         output: folder of `log.jsonl`.
         done: optimizer steps that the checkpoint to go on from has done; later entries of an earlier start go.
+        computed: type of the arithmetic and kind of attention, for the message.
     """
 
-    def __init__(self, output: Path, done: int):
+    def __init__(self, output: Path, done: int, computed: str):
+        self.computed = computed
         self.entries = _entries(output / "log.jsonl", done) if done else []
         self.file = (output / "log.jsonl").open("w", encoding="utf-8")
         self.file.writelines(json.dumps(entry) + "\n" for entry in self.entries)
@@ -164,7 +174,23 @@ class RunLog(TrainerCallback):
         # Under fp16 the loss scaler looks for its scale by overflowing: it skips such a step itself.
         for key in ("loss", "eval_loss") if args.fp16 else ("loss", "eval_loss", "grad_norm"):
             if not math.isfinite(entry.get(key, 0)):
-                raise diverged(f"{key} became {entry[key]} by step {state.global_step}")
+                raise diverged(f"{key} became {entry[key]} by step {state.global_step}", self.computed)
+
+
+class SaveOnlyNumbers(TrainerCallback):
+    """Ends a run before it saves a checkpoint whose weights are no numbers, which would push a good one out.
+
+    Between two log lines nothing else looks. It comes behind every callback that asks for a save.
+    """
+
+    def __init__(self, computed: str):
+        self.computed = computed
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
+        if control.should_save and not trained_is_finite(rest["model"]):
+            raise diverged(f"the adapter became no number by step {state.global_step}", self.computed)
+
+    on_epoch_end = on_step_end
 
 
 def follow_umask(folder: Path) -> None:
