@@ -32,7 +32,10 @@ def check_targets(config: Config, skeleton: PreTrainedModel) -> str | list[str]:
     if names == [ALL_LINEAR]:
         return _all_linear(config, skeleton)
     if not names or ALL_LINEAR in names:
-        raise Refusal(f"TARGET_MODULES={','.join(names)}", f"give names of layers, or {ALL_LINEAR} alone")
+        raise Refusal(
+            f"TARGET_MODULES={','.join(names)} is empty, or names layers beside {ALL_LINEAR}",
+            f"give names of layers, or {ALL_LINEAR} alone",
+        )
     experts = _names_of_experts(names, skeleton)
     known = _suffixes(linear_layers(skeleton))
     if wrong := [why for name in names if name not in experts and (why := _unfit(name, skeleton, known))]:
@@ -68,15 +71,19 @@ def _all_linear(config: Config, skeleton: PreTrainedModel) -> str | list[str]:
         plain = not _injected(lora(config, ALL_LINEAR), skeleton).targeted_parameter_names and not routers
     except Refusal:
         plain = False
-    left_out = {in_layer(name) for name in routers} | {in_layer(name) for name in odd_matrices(skeleton)}
     targets = linear
     if not plain:
-        leaves = sorted({name.rpartition(".")[2] for name in linear})
+        leaves = {name.rpartition(".")[2] for name in linear}
         taken = {leaf for leaf in leaves if _takes(leaf, config, skeleton)}
         targets = [name for name in linear if name.rpartition(".")[2] in taken and name not in routers]
-        left_out |= {in_layer(name) for name in linear if name not in targets}
-    if left_out:
-        say(f"{ALL_LINEAR}: no adapter on {', '.join(sorted(left_out))} (no linear layers, routers, or not PEFT's)")
+    refused = [name for name in linear if name not in targets and name not in routers]
+    for what, names in (
+        ("no linear layers (stacked experts, routers)", odd_matrices(skeleton)),
+        ("routers", routers),
+        ("PEFT refuses these, or takes their names for experts", refused),
+    ):
+        if names:
+            say(f"{ALL_LINEAR}: no adapter on {', '.join(sorted({in_layer(name) for name in names}))}: {what}")
     return ALL_LINEAR if plain else targets
 
 
