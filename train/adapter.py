@@ -98,17 +98,18 @@ def prove(adapted: Any, folder: Path, ids: list[int], untouched: torch.Tensor) -
         Refusal: they differ by more than rounding.
     """
     trained = logits(adapted, ids)
+    step = torch.finfo(adapted.get_input_embeddings().weight.dtype).eps
     with adapted.disable_adapter():
-        _refuse_apart("the base has changed under the adapter", untouched, logits(adapted, ids))
+        _refuse_apart("the base has changed under the adapter", untouched, logits(adapted, ids), step)
     (name,) = adapted.active_adapters
-    adapted.load_adapter(str(folder), adapter_name=SAVED)
+    adapted.load_adapter(str(folder), adapter_name=SAVED, torch_device="cpu")
     there, here = (
         get_peft_model_state_dict(adapted, adapter_name=n, save_embedding_layers=False) for n in (SAVED, name)
     )
     if wrong := [key for key in here.keys() | there.keys() if not _same(here.get(key), there.get(key))]:
         raise _not_the_trained(f"{len(wrong)} of its {len(here)} tensors differ, such as {min(wrong)}")
     adapted.set_adapter(SAVED)
-    difference = _refuse_apart("the saved adapter computes something else", trained, logits(adapted, ids))
+    difference = _refuse_apart("the saved adapter computes something else", trained, logits(adapted, ids), step)
     adapted.set_adapter(name)
     adapted.delete_adapter(SAVED)
     return difference
@@ -118,11 +119,11 @@ def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     return one is not None and other is not None and torch.equal(one, other)
 
 
-def _refuse_apart(what: str, expected: torch.Tensor, found: torch.Tensor) -> float:
+def _refuse_apart(what: str, expected: torch.Tensor, found: torch.Tensor, step: float) -> float:
     """The greatest difference of two sets of logits; refused where it is more than rounding, or no number."""
     differ = expected != found
     difference = float((expected - found)[differ].abs().max()) if bool(differ.any()) else 0.0
-    allowed = ROUNDING_STEPS * torch.finfo(expected.dtype).eps * float(expected.abs().max())
+    allowed = ROUNDING_STEPS * step * float(expected.abs().max())
     if not difference <= allowed:
         raise _not_the_trained(f"{what}: logits differ by up to {difference:.3g}, rounding explains {allowed:.1g}")
     return difference

@@ -76,6 +76,8 @@ def _all_linear(config: Config, skeleton: PreTrainedModel) -> str | list[str]:
         leaves = {name.rpartition(".")[2] for name in linear}
         taken = {leaf for leaf in leaves if _takes(leaf, config, skeleton)}
         targets = [name for name in linear if name.rpartition(".")[2] in taken and name not in routers]
+    if not targets:
+        raise Refusal(f"{config.model_id} has no linear layer that PEFT adapts", "set MODEL_ID to another model")
     refused = [name for name in linear if name not in targets and name not in routers]
     for what, names in (
         ("no linear layers (stacked experts, routers)", odd_matrices(skeleton)),
