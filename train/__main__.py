@@ -114,6 +114,9 @@ def _quiet_libraries() -> None:
     # TRL reads a name that transformers has renamed; the user can do nothing about it.
     warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)
     warnings.filterwarnings("ignore", message="Paged optimizers are not supported on CPU")  # the recipe says it
+    # PEFT looks for these patterns among modules only, and applies them to whole parameters all the same.
+    warnings.filterwarnings("ignore", message=r"The following (rank|alpha)_pattern keys", category=RuntimeWarning)
+    warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # it sets this right by itself
     transformers.logging.set_verbosity_error()
     if not has_terminal():
         datasets.disable_progress_bars()

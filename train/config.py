@@ -4,47 +4,17 @@ Names are the upper-cased field names of TrainingArguments, SFTConfig, LoraConfi
 those has the setting. `environment.py` reads them; README's table and `env.example` are generated from this class.
 """
 
-import re
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from train import contradictions
+from train import contradictions, values
+from train.values import Length, Names, Optimizer, Place, Places, Prose, Scheduler, Secret, Trackers, Weights
 
-Optimizer = Literal[
-    "adamw_torch",
-    "adamw_torch_fused",
-    "adamw_8bit",
-    "paged_adamw_8bit",
-    "paged_adamw_32bit",
-    "lion_8bit",
-    "paged_lion_8bit",
-    "ademamix_8bit",
-    "paged_ademamix_8bit",
-    "adafactor",
-    "sgd",
-]
-Scheduler = Literal[
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "polynomial",
-    "inverse_sqrt",
-    "constant",
-    "constant_with_warmup",
-]
-Tracker = Literal["none", "tensorboard", "wandb", "trackio", "mlflow", "comet_ml", "swanlab", "clearml"]
-
-Names = Annotated[list[str], NoDecode]
 DEFAULT_DATASET = "databricks/databricks-dolly-15k"
 # Tokens of one forward pass that the automatic micro-batch stays under.
 MICRO_BATCH_TOKENS = 2048
-# Never meant, and nothing that a file name, a terminal or an env file takes well. A text may have lines and tabs.
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-# How Python holds the bytes of an environment variable that are no UTF-8.
-SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def setting(group: str, default: Any, text: str, **limits: Any) -> Any:
@@ -65,12 +35,12 @@ class Config(BaseSettings):
         allow_inf_nan=False,
     )
 
-    model_id: str = setting("Model", "meta-llama/Llama-3.1-8B", "Base model: a Hub name or a local folder.")
+    model_id: Place = setting("Model", "meta-llama/Llama-3.1-8B", "Base model: a Hub name or a local folder.")
     model_revision: str | None = setting("Model", None, "Branch, tag or commit of the base model.")
     trust_remote_code: bool = setting("Model", False, "Run Python code that the model's repository ships.")
-    hf_token: SecretStr | None = setting("Model", None, "Hugging Face token, for gated models. Also HF_TOKEN_FILE.")
+    hf_token: Secret | None = setting("Model", None, "Hugging Face token, for gated models. Also HF_TOKEN_FILE.")
 
-    dataset: Names = setting(
+    dataset: Places = setting(
         "Data",
         [DEFAULT_DATASET],
         "Rows to train on: a Hub name, or a local JSON, JSONL, CSV or Parquet file or folder. Several, with commas.",
@@ -83,7 +53,7 @@ class Config(BaseSettings):
         "Split and slice, such as train[:1000]. One, or one each. "
         "Unset: train[:1000] of the default dataset, else train.",
     )
-    dataset_weights: Annotated[list[Annotated[float, Field(gt=0)]], NoDecode] = setting(
+    dataset_weights: Weights = setting(
         "Data", [], "How often each dataset's rows are seen in an epoch: 2 is twice, 0.5 every other row."
     )
     max_rows: int | None = setting("Data", None, "Rows to read of each dataset, from its start.", ge=1)
@@ -91,7 +61,7 @@ class Config(BaseSettings):
         "Data", False, "Read Hub datasets over the network as far as MAX_ROWS, without storing them."
     )
     deduplicate: bool = setting("Data", False, "Leave out rows that are equal to an earlier one.")
-    eval_dataset: Names = setting("Data", [], "Rows to evaluate on, in the same forms as DATASET.")
+    eval_dataset: Places = setting("Data", [], "Rows to evaluate on, in the same forms as DATASET.")
     eval_dataset_split: Names = setting(
         "Data", [], "Split of EVAL_DATASET. One, or one each. Unset: validation, test or train."
     )
@@ -100,10 +70,10 @@ class Config(BaseSettings):
     completion_column: str | None = setting(
         "Data", None, "Column of the answer, where no rule knows it; alone, of plain text."
     )
-    prompt_template: str | None = setting(
+    prompt_template: Prose | None = setting(
         "Data", None, "Question made of columns: Translate to {language}:\\n{source}. {{ is a brace."
     )
-    system_prompt: str | None = setting("Data", None, "System turn of every chat that has none.")
+    system_prompt: Prose | None = setting("Data", None, "System turn of every chat that has none.")
     max_length: int = setting("Data", 512, "Longest row in tokens; the rest of a longer row is cut.", ge=8)
     long_rows: Literal["cut", "drop"] = setting("Data", "cut", "What happens to rows above MAX_LENGTH.")
     max_dropped_fraction: float = setting(
@@ -147,8 +117,10 @@ class Config(BaseSettings):
         "Forward passes of one optimizer step. Unset: EFFECTIVE_BATCH_SIZE over the micro-batch.",
         ge=1,
     )
-    num_train_epochs: float = setting("Training", 1.0, "Passes over the rows.", gt=0)
-    max_steps: int | None = setting("Training", None, "Optimizer steps; stands in place of NUM_TRAIN_EPOCHS.", ge=1)
+    num_train_epochs: Annotated[float, Length] = setting("Training", 1.0, "Passes over the rows.", gt=0)
+    max_steps: Annotated[int | None, Length] = setting(
+        "Training", None, "Optimizer steps; stands in place of NUM_TRAIN_EPOCHS.", ge=1
+    )
     learning_rate: float = setting("Training", 2e-4, "Peak learning rate.", gt=0)
     lr_scheduler_type: Scheduler = setting("Training", "linear", "Learning-rate schedule, by its name in transformers.")
     warmup_steps: float = setting("Training", 0.0, "Warm-up steps; below 1, a share of all steps.", ge=0)
@@ -169,12 +141,12 @@ class Config(BaseSettings):
     early_stopping_patience: int | None = setting(
         "Progress", None, "Stop after this many evaluations without a lower loss.", ge=1
     )
-    report_to: Annotated[list[Tracker], NoDecode] = setting(
+    report_to: Trackers = setting(
         "Progress", ["none"], "Trackers, by their names in transformers: tensorboard, wandb …", min_length=1
     )
-    wandb_api_key: SecretStr | None = setting("Progress", None, "Key for REPORT_TO=wandb. Also WANDB_API_KEY_FILE.")
+    wandb_api_key: Secret | None = setting("Progress", None, "Key for REPORT_TO=wandb. Also WANDB_API_KEY_FILE.")
 
-    output_dir: str = setting("Output and machine", "outputs", "Folder for the adapter, checkpoints and records.")
+    output_dir: Place = setting("Output and machine", "outputs", "Folder for the adapter, checkpoints and records.")
     allow_cpu: bool = setting("Output and machine", False, "Train without a GPU (slow).")
     log_level: Literal["info", "debug"] = setting("Output and machine", "info", "debug adds tracebacks.")
 
@@ -185,53 +157,8 @@ class Config(BaseSettings):
 
     @field_validator("*", mode="before")
     @classmethod
-    def split_at_commas(cls, value: Any, info: ValidationInfo) -> Any:
-        is_list = get_origin(cls.model_fields[str(info.field_name)].annotation) is list
-        return (
-            [part.strip() for part in value.split(",") if part.strip()] if is_list and isinstance(value, str) else value
-        )
-
-    @field_validator("num_train_epochs", "max_steps", mode="before")
-    @classmethod
-    def some_training(cls, value: Any) -> Any:
-        if re.fullmatch(r"0+(\.0*)?", str(value).strip()):
-            raise ValueError("nothing to train")
-        return value
-
-    @field_validator("model_id", "output_dir")
-    @classmethod
-    def expand_home(cls, value: str) -> str:
-        try:
-            return str(Path(value).expanduser()) if re.match("~(/|$)", value) else value
-        except RuntimeError as error:  # a container's user may have none
-            raise ValueError("has ~, but this user has no home folder; write the folder's path") from error
-
-    @field_validator("dataset", "eval_dataset")
-    @classmethod
-    def expand_homes(cls, value: list[str]) -> list[str]:
-        return [cls.expand_home(name) for name in value]
-
-    @field_validator("prompt_template", "system_prompt")
-    @classmethod
-    def line_breaks(cls, value: str | None) -> str | None:
-        """An env file of docker's has no line breaks: \\n stands for one."""
-        return value.replace("\\n", "\n") if value else value
-
-    @field_validator("hf_token", "wandb_api_key")
-    @classmethod
-    def one_word(cls, value: SecretStr | None) -> SecretStr | None:
-        if value and re.search(r"\s", value.get_secret_value()):
-            raise ValueError("has blanks inside; a comment after it is not allowed")
-        return value
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def printable(cls, value: Any) -> Any:  # the last of the three that come before: it is called first
-        if isinstance(value, str) and (found := CONTROL.search(value)):
-            raise ValueError(f"holds the control character U+{ord(found[0]):04X}")
-        if isinstance(value, str) and SURROGATE.search(value):
-            raise ValueError("is not UTF-8 text")
-        return value
+    def printable(cls, value: Any) -> Any:  # called before the field's own validators
+        return values.printable(value)
 
     @model_validator(mode="after")
     def contradict_nothing(self) -> "Config":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from train import model, rows, templates
+from train import model, rows, skeleton, targets, templates
 from train.config import Config
 from train.console import Exit, Refusal, warn
 from train.gpu import NO_GPU
@@ -101,11 +101,13 @@ def tokens(config: Config) -> str:
 
 
 def base_model(config: Config) -> str:
-    """The model's configuration and tokenizer can be read and have the target layers; no weights are loaded."""
+    """Configuration and tokenizer can be read, the target layers are there, and the weights fit; none are loaded."""
     architecture = model.load_model_config(config)
     model.load_tokenizer(config)
-    model.check_targets(config, architecture)
-    return f"{config.model_id}, {architecture.model_type}"
+    bare = skeleton.build(config, architecture)
+    weight = skeleton.weight(config, bare, model.compute_dtype(config)[0])
+    targets.check_targets(config, bare)
+    return f"{config.model_id}, {architecture.model_type}, {weight}"
 
 
 CHECKS: dict[str, Callable[[Config], str]] = {

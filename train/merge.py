@@ -5,7 +5,7 @@ The arithmetic is PEFT's own: each target layer is rebuilt alone, merged by PEFT
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -15,8 +15,9 @@ from peft.tuners.lora import Linear
 from rich.progress import track
 from safetensors import safe_open
 from safetensors.torch import save_file
+from transformers.pytorch_utils import Conv1D
 
-from train import model
+from train import model, skeleton
 from train.config import Config
 from train.console import Refusal, has_terminal, notes, say
 from train.record import follow_umask
@@ -45,6 +46,7 @@ def merge(config: Config, adapter: str, out: Path) -> None:
     base = _base_folder(config)
     layers = _layers(Path(adapter))
     names = _tensor_files(base)
+    _refuse_transposed(config, layers)
     _refuse_unplaceable(described, layers, names)
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -83,6 +85,13 @@ def _tensor_files(base: Path) -> dict[str, Path]:
         raise Refusal(f"{base} has no safetensors weights", "use a base model that ships them; pickles are not loaded")
     with safe_open(single, framework="pt") as tensors:
         return dict.fromkeys(tensors.keys(), single)
+
+
+def _refuse_transposed(config: Config, layers: Iterable[str]) -> None:
+    """Refuse layers whose file holds the weight as [in, out]: a square one would be merged wrongly without a sign."""
+    modules = dict(skeleton.build(config, model.load_model_config(config)).named_modules())
+    if found := [layer for layer in layers if isinstance(modules.get(layer), Conv1D)]:
+        raise Refusal(f"the base keeps the weight of {found[0]} transposed (Conv1D)", OTHERWISE)
 
 
 def _refuse_unplaceable(config: LoraConfig, layers: dict[str, dict[str, torch.Tensor]], names: dict[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""Tokenizer, 4-bit base and LoRA adapter; loading an adapter back and generating with it."""
+"""Tokenizer and 4-bit base; the base that an adapter names."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import bitsandbytes as bnb
 import torch
 from huggingface_hub.errors import HfHubHTTPError
-from peft import LoraConfig, PeftConfig
+from peft import PeftConfig
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -18,7 +18,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.pytorch_utils import Conv1D
 
 from train.config import Config
 from train.console import Exit, Refusal, warn
@@ -121,22 +120,6 @@ def generation_config(config: Config, tokenizer: PreTrainedTokenizerBase) -> Gen
     )
 
 
-def check_targets(config: Config, architecture: PretrainedConfig) -> None:
-    """Refuse TARGET_MODULES that the architecture lacks, before any weights load."""
-    if config.target_modules == ["all-linear"]:
-        return
-    with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(architecture, trust_remote_code=config.trust_remote_code)
-    linear = {n.rpartition(".")[2] for n, m in skeleton.named_modules() if isinstance(m, torch.nn.Linear | Conv1D)} - {
-        "lm_head"
-    }
-    if missing := [name for name in config.target_modules if name not in linear]:
-        raise Refusal(
-            f"TARGET_MODULES: {config.model_id} has no linear layer called {', '.join(missing)}",
-            f"choose from {', '.join(sorted(linear))}; all-linear works everywhere",
-        )
-
-
 def load_base(config: Config, dtype: torch.dtype) -> PreTrainedModel:
     """The base model on the run's device: linear layers in 4 bits, the rest in `dtype`.
 
@@ -168,33 +151,6 @@ def load_base(config: Config, dtype: torch.dtype) -> PreTrainedModel:
             # gradients through them then vanish without an error.
             module.support_avx512bf16_for_cpu = False
     return model
-
-
-def lora(config: Config) -> LoraConfig:
-    """The adapter that the settings describe."""
-    targets: str | list[str] = config.target_modules
-    return LoraConfig(
-        r=config.lora_r,
-        lora_alpha=config.lora_alpha,
-        lora_dropout=config.lora_dropout,
-        target_modules="all-linear" if targets == ["all-linear"] else targets,
-        use_rslora=config.use_rslora,
-        use_dora=config.use_dora,
-        revision=config.model_revision,  # of the base: whoever loads the adapter gets the same weights
-        task_type="CAUSAL_LM",
-    )
-
-
-def adapter_in_float32(model: torch.nn.Module) -> None:
-    """Keep what is trained in float32: bf16 loses small updates, and a resumed run would not be byte-equal."""
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
-
-
-def trained_is_finite(model: torch.nn.Module) -> bool:
-    """Whether every trained weight is a number."""
-    return all(bool(parameter.isfinite().all()) for parameter in model.parameters() if parameter.requires_grad)
 
 
 def with_base_of(config: Config, adapter: str) -> tuple[Config, PeftConfig]:

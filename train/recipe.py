@@ -11,7 +11,7 @@ import torch
 from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback
 from trl import SFTTrainer
 
-from train import arguments, checkpoint, doctor, model, record, rows, sources, templates
+from train import adapter, arguments, checkpoint, doctor, model, record, rows, skeleton, sources, targets, templates
 from train.config import Config
 from train.console import say, warn
 from train.settings_text import resolved
@@ -45,7 +45,9 @@ def train(config: Config) -> None:
     # 2. Rows to tokens: the answers are learned, the questions are only read.
     surveyed = rows.survey(config)  # all of them, before anything of the model is downloaded
     architecture = model.load_model_config(config)
-    model.check_targets(config, architecture)
+    bare = skeleton.build(config, architecture)
+    say(f"base: {skeleton.weight(config, bare, dtype)}")
+    layers = targets.check_targets(config, bare)
     tokenizer = model.load_tokenizer(config)
     generation = model.generation_config(config, tokenizer)
     template, why = templates.choose(tokenizer, architecture.model_type, generation.eos_token_id)
@@ -71,6 +73,8 @@ def train(config: Config) -> None:
         say(f"{config.optim}: on a CPU its state is not paged")
     say(f"base parameters by type: {model.by_type(base)}")
     computed = f"in {str(dtype).removeprefix('torch.')} with {base.config._attn_implementation} attention"
+    proof_row = train_rows.rows[0]["input_ids"]
+    untouched = adapter.logits(base, proof_row)  # what the saved adapter is proven on
 
     # 4. TRL's trainer does the loop.
     trainer = SFTTrainer(
@@ -79,11 +83,11 @@ def train(config: Config) -> None:
         train_dataset=train_rows.rows.select_columns(["input_ids", "labels"]),
         eval_dataset=eval_rows.rows.select_columns(["input_ids", "labels"]) if eval_rows else None,
         processing_class=tokenizer,
-        peft_config=model.lora(config),
+        peft_config=adapter.lora(config, layers),
     )
     adapted: Any = trainer.model
-    model.adapter_in_float32(adapted)  # TRL casts the adapter of a quantised base to bf16
-    say(f"trained: {model.by_type(adapted, trained=True)} of {adapted.num_parameters():,} parameters")
+    adapter.adapter_in_float32(adapted)  # TRL casts the adapter of a quantised base to bf16
+    say(f"adapter ({model.by_type(adapted, trained=True)}): {adapter.summary(adapted)}")
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     if config.early_stopping_patience:
@@ -115,10 +119,17 @@ def train(config: Config) -> None:
     if stop.ends(trainer.state):
         raise checkpoint.stopped(f"by {stop.received} behind step {step} of {trainer.state.max_steps}, which is saved")
 
-    # 5. The adapter, whole or not at all.
-    if not math.isfinite(result.training_loss) or not model.trained_is_finite(adapted):
+    # 5. The adapter, whole and proven, or not at all.
+    if not math.isfinite(result.training_loss) or not adapter.trained_is_finite(adapted):
         raise record.diverged(f"the loss or the adapter became no number by step {step}", computed)
-    adapter = save_adapter(adapted, tokenizer, generation, output)
+    partial, final = output / "adapter.partial", output / "adapter"
+    shutil.rmtree(partial, ignore_errors=True)
+    adapter.save(adapted, tokenizer, generation, partial)
+    difference = adapter.prove(adapted, partial, proof_row, untouched)
+    say(f"the adapter read back on the untouched base: logits differ from the trained model's by {difference:.2g}")
+    record.follow_umask(partial)
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
     losses = [entry["loss"] for entry in log.entries if "loss" in entry]
     run |= {
         "status": "finished",
@@ -132,22 +143,8 @@ def train(config: Config) -> None:
         "seconds": round(time.time() - started, 1),
         "peak_gpu_bytes_allocated": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         "peak_gpu_bytes_reserved": torch.cuda.max_memory_reserved() if torch.cuda.is_available() else None,
-        "adapter_sha256": record.sha256(adapter / "adapter_model.safetensors"),
+        "adapter_sha256": record.sha256(final / "adapter_model.safetensors"),
+        "adapter_reload_difference": difference,
     }
     record.write(output, run)
-    say(f"done in {run['seconds']:.0f} s: {adapter}")
-
-
-def save_adapter(adapted: Any, tokenizer: Any, generation: Any, output: Path) -> Path:
-    """Adapter, tokenizer with template, and generation settings in `adapter/`, written beside it and renamed."""
-    partial, adapter = output / "adapter.partial", output / "adapter"
-    shutil.rmtree(partial, ignore_errors=True)
-    for lora in adapted.peft_config.values():
-        lora.target_modules = sorted(lora.target_modules)  # PEFT keeps a set, in another order each run
-    adapted.save_pretrained(str(partial))
-    tokenizer.save_pretrained(str(partial))
-    generation.save_pretrained(str(partial))
-    record.follow_umask(partial)
-    shutil.rmtree(adapter, ignore_errors=True)
-    partial.rename(adapter)
-    return adapter
+    say(f"done in {run['seconds']:.0f} s: {final}")

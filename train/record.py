@@ -21,8 +21,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.utils import CONFIG_NAME, cached_file
 from transformers.utils.hub import extract_commit_hash
 
+from train.adapter import trained_is_finite
 from train.console import Exit, Refusal, has_terminal, notes, say
-from train.model import trained_is_finite
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "huggingface-hub")
 SHOWN = {

@@ -4,7 +4,7 @@ import json
 import re
 import types
 from collections.abc import Iterator
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
 from pydantic import SecretStr
@@ -18,7 +18,7 @@ SETTINGS: dict[str, FieldInfo] = {name.upper(): field for name, field in Config.
 
 def is_secret(name: str) -> bool:
     """Whether the setting's value must never be shown."""
-    return SecretStr in get_args(SETTINGS[name].annotation)
+    return _kind(SETTINGS[name].annotation) == "secret"
 
 
 def allowed(name: str) -> str:
@@ -41,13 +41,15 @@ def allowed(name: str) -> str:
 def _kind(annotation: Any) -> str:
     if get_origin(annotation) in (Union, types.UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
     if get_origin(annotation) is Literal:
         return " | ".join(get_args(annotation))
     if get_origin(annotation) is list:
         (item,) = get_args(annotation)
         if get_origin(item) is Literal:
             return f"comma-separated names: {_kind(item)}"
-        return "comma-separated " + ("names" if item is str else "numbers, each above 0")
+        return "comma-separated " + ("names" if _kind(item) == "text" else "numbers, each above 0")
     names = {bool: "true | false", int: "whole number", float: "number", str: "text", SecretStr: "secret"}
     return names[annotation]
 
