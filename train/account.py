@@ -25,7 +25,7 @@ class Account:
     used: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)  # as the settings ask
-    places: dict[str, list[Place]] = field(default_factory=dict)  # of the first rows dropped for a reason
+    places: dict[str, list[Place]] = field(default_factory=dict)  # of the first rows of each reason and change
     changes: Counter[str] = field(default_factory=Counter)
     shapes: Counter[str] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)
@@ -39,6 +39,20 @@ class Account:
     def drop(self, reason: str, place: Place) -> None:
         """Count a row that cannot be used."""
         self.dropped[reason] += 1
+        self._note(reason, place)
+
+    def leave_out(self, reason: str, place: Place) -> None:
+        """Count a row that the settings leave out."""
+        self.left_out[reason] += 1
+        self._note(reason, place)
+
+    def change(self, changes: Counter[str], place: Place) -> None:
+        """Count what was altered in a row."""
+        self.changes.update(changes)
+        for change in changes:
+            self._note(change, place)
+
+    def _note(self, reason: str, place: Place) -> None:
         if len(first := self.places.setdefault(reason, [])) < 3:
             first.append(place)
 
@@ -103,10 +117,11 @@ class Account:
 
     def reasons(self) -> str:
         """The dropped rows by reason, each with the first places."""
-        return "; ".join(
-            f"{count:,} × {reason} (first: {_listed(self.places[reason])})"
-            for reason, count in self.dropped.most_common()
-        )
+        return "; ".join(f"{count:,} × {reason}{self.first(reason)}" for reason, count in self.dropped.most_common())
+
+    def first(self, reason: str) -> str:
+        """The first places of a reason or change, in brackets."""
+        return f" (first: {_listed(self.places[reason])})"
 
     def report(self, max_length: int) -> None:
         """Say all of it, before the first step."""
@@ -115,9 +130,9 @@ class Account:
             dropped = self.dropped.total()
             warn(f"{self.name} rows: dropped {dropped:,} of {self.read:,}: {self.reasons()}")
         for reason, count in self.left_out.items():
-            say(f"{self.name} rows: left out {count:,} of {self.read:,}, as asked: {reason}")
+            say(f"{self.name} rows: left out {count:,} of {self.read:,}, as asked: {reason}{self.first(reason)}")
         for change, count in self.changes.items():
-            warn(f"{self.name} rows: {count:,} times {change}")
+            warn(f"{self.name} rows: {count:,} times {change}{self.first(change)}")
         lengths = ", ".join(f"{share} {length:,}" for share, length in self.percentiles().items())
         say(f"{self.name} rows: lengths in tokens {lengths}; supervised tokens {self.supervised:,} of {self.tokens:,}")
         if self.cut:

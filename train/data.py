@@ -58,12 +58,12 @@ class Columns:
 class Shaper:
     """Brings rows to a known form, as the settings say.
 
-    `changes` counts what was altered on the way, `shapes` the columns that rows were known by.
+    `changes` counts what was altered in the last row, `shapes` the columns that rows were known by.
     """
 
     config: Config
-    changes: Counter[str] = field(default_factory=Counter)
     shapes: Counter[str] = field(default_factory=Counter)
+    changes: Counter[str] = field(default_factory=Counter)
 
     def __call__(self, row: Any) -> Row:
         """`messages` (with `tools` where there are some), `prompt` and `completion`, or `text`.
@@ -72,6 +72,7 @@ class Shaper:
             UnknownShape: no rule knows the columns.
             UnusableRow: the row cannot be trained on.
         """
+        self.changes.clear()
         if not isinstance(row, dict):
             raise UnknownShape(f"a row that is a {type(row).__name__}, not an object with columns")
         columns = columns_of(tuple(map(str, row)), self.config.prompt_column, self.config.completion_column,

@@ -49,9 +49,13 @@ def output(config: Config) -> str:
         probe.touch()
         probe.unlink()
     except OSError as error:
+        there = next(path for path in (folder, *folder.parents) if os.access(path, os.F_OK))
+        status = there.stat()
         raise Refusal(
-            f"OUTPUT_DIR={folder} cannot be written by user {os.getuid()}: {error.strerror}",
-            "set OUTPUT_DIR to a folder of this user, or change its owner",
+            f"OUTPUT_DIR={folder} cannot be written by user {os.getuid()}: {error.strerror}; {there} belongs to user "
+            f"{status.st_uid} and has mode {status.st_mode & 0o777:o}",
+            f"start as that user (docker run --user {status.st_uid}), or chown -R {os.getuid()} {there}, or set OUTPUT_DIR "
+            "to another folder",
             Exit.MACHINE,
         ) from error
     in_container = any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv"))

@@ -56,7 +56,7 @@ def shaped(some: list[Source], config: Config, account: Account, peek: bool = Fa
     Raises:
         Refusal: a source cannot be read, or the first row of one has a shape that no rule knows.
     """
-    shape = Shaper(config, account.changes, account.shapes)
+    shape = Shaper(config, account.shapes)
     seen: set[bytes] = set()
     for source in some:
         most = min(PEEK, config.max_rows or PEEK) if peek and config.streaming else config.max_rows
@@ -76,9 +76,10 @@ def shaped(some: list[Source], config: Config, account: Account, peek: bool = Fa
             if config.deduplicate:
                 digest = blake2b(_as_text(row).encode(), digest_size=16).digest()
                 if digest in seen:
-                    account.left_out["equal to an earlier row"] += 1
+                    account.leave_out("equal to an earlier row", place)
                     continue
                 seen.add(digest)
+            account.change(shape.changes, place)
             # Copies spread evenly: after n rows of weight w, ⌊n × w⌋ are handed on.
             given += 1
             for _ in range(int(given * source.weight) - int((given - 1) * source.weight)):

@@ -141,14 +141,14 @@ def choose(tokenizer: PreTrainedTokenizerBase, model_type: str, stop_ids: Collec
     """
     stops = set(stop_ids)
     if tokenizer.chat_template is not None:
-        return ChatTemplate(tokenizer, stops), "chat template: the model's own"
+        return ChatTemplate(tokenizer, stops), "the chat template is the model's own"
     if known := FAMILIES.get(model_type):
         tokenizer.chat_template = known
         template = ChatTemplate(tokenizer, stops)
         # A base model has the family's markers in its vocabulary but never saw them: it stops at none of them.
         if template.last and template.stop_ids == stops:
-            return template, f"chat template: the model has none; TRL's for {model_type} is used and saved with it"
+            return template, f"the model has no chat template: TRL's for {model_type} is used and saved with it"
     starts_with_bos = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
     tokenizer.chat_template = ("{{ bos_token }}" if starts_with_bos else "") + CHATML
-    why = f"chat template: the model has none; ChatML, each turn ended by {tokenizer.eos_token}, is used and saved with it"
+    why = f"the model has no chat template: ChatML, each turn ended by {tokenizer.eos_token}, is used and saved with it"
     return ChatTemplate(tokenizer, stops), why

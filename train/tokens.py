@@ -102,7 +102,9 @@ def tokenise(
         laid_out: list[tuple[Place, Piece]] = []
         for place, row in batch:
             try:
-                laid_out.append((place, lay_out_row(row, template, account.changes)))
+                changes: Counter[str] = Counter()
+                laid_out.append((place, lay_out_row(row, template, changes)))
+                account.change(changes, place)
             except UnusableRow as error:
                 account.drop(str(error), place)
             except NotRendered as error:
@@ -113,7 +115,7 @@ def tokenise(
             kept = labels[:max_length]
             supervised = len(kept) - kept.count(IGNORED)
             if drop_long and len(ids) > max_length:
-                account.left_out[f"longer than MAX_LENGTH={max_length}"] += 1
+                account.leave_out(f"longer than MAX_LENGTH={max_length}", place)
             elif not supervised:
                 account.drop(f"the answer begins after MAX_LENGTH={max_length} tokens", place)
                 begins = next(at for at, label in enumerate(labels) if label != IGNORED)

@@ -36,8 +36,8 @@ def test_18_a_model_without_template_gets_the_plain_one_and_keeps_it(case, datas
     assert record["train_rows"]["used"] == 8
     assert said.count("no chat template") == 1
     saved = AutoTokenizer.from_pretrained(base.folder / "out/adapter").chat_template
-    assert saved and "### Instruction:" in saved
-    assert all(row.text.startswith("### Instruction:\nWhat colour") for row in base.rows)
+    assert saved and "<|im_start|>" in saved
+    assert all("<|im_start|>user\nWhat colour" in row.text for row in base.rows)
 
 
 def test_19_each_row_has_one_bos(case):
@@ -53,7 +53,7 @@ def test_20_rows_whose_answers_are_all_cut_off_are_refused(case):
     cut = case(20)
     prompts = [json.loads(line)["prompt"] for line in (cut.folder / "all-rows.jsonl").read_text().splitlines()]
     said = cut.refused(**cut.settings_of("run.env"))
-    assert re.search(r"\b(0|none) of (the )?8\b", said) and "64" in said
+    assert "read 8, dropped 8" in said and "64" in said
     assert str(max(map(len, prompts))) in said.replace(",", "")  # a token is a byte here
 
 
@@ -104,9 +104,9 @@ def test_22_turns_out_of_order_are_named(case, dataset):
     strict = case(22)
     result = strict.train(DATASET=f"./{dataset}")
     assert result.status in (0, 2) and "Traceback" not in result.err
-    assert names_row(result.err, 6) and "must take turns" in result.err
+    assert names_row(result.err, 6) and "take turns" in result.err
     assert "TemplateError" not in result.err
-    assert len(strict.rows) == (0 if result.status else 5)
+    assert len(strict.rows) == (0 if result.status else 6 if dataset == "two-users.jsonl" else 5)
 
 
 def test_23_what_is_cut_is_told_and_gets_no_false_end(case):
@@ -128,7 +128,7 @@ def test_23_a_setting_drops_long_rows_instead(case):
     long = case(23)
     record, said = long.trained(DATASET="./train.jsonl", LONG_ROWS="drop")
     rows = record["train_rows"]
-    assert (rows["used"], rows["cut"], sum(rows["dropped"].values())) == (7, 0, 1)
+    assert (rows["used"], rows["cut"], sum(rows["left_out"].values())) == (7, 0, 1)
     assert "1 of 8" in said and names_row(said, 8)
     assert all(answer_in(row.learned[-1]).startswith("A ripe") for row in long.rows)
 
