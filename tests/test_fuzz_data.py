@@ -11,7 +11,7 @@ from tests.fuzz_files import COLUMNS, Draw, csv_files, json_files, parquet_files
 from tests.fuzzing import Fuzz, examples, seldom
 
 # With --data every row is shaped and tokenised too.
-CHECK = ("check",)
+CHECK = ("check", "--data")
 
 SUFFIXES = {"json": [".json", ".jsonl"], "csv": [".csv", ".tsv"], "parquet": [".parquet"]}
 WRITTEN = {"json": json_files(), "csv": csv_files(), "parquet": parquet_files()}

@@ -8,6 +8,7 @@ import csv
 import gzip
 import json
 import lzma
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -36,7 +37,12 @@ csv.field_size_limit(2**31 - 1)
 
 def is_path(name: str) -> bool:
     """Whether a name means a local file or folder, there or not, and not a repository on the Hub."""
-    return bool(re.match(r"[./~]", name)) or bool(suffix(Path(name))) or Path(name).exists()
+    return bool(re.match(r"[./~]", name)) or bool(suffix(Path(name))) or exists(Path(name))
+
+
+def exists(path: Path) -> bool:
+    """Whether there is such a file or folder, for this user."""
+    return os.access(path, os.F_OK)
 
 
 def suffix(path: Path) -> str:

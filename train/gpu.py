@@ -1,6 +1,7 @@
 """Is there a GPU to be seen? Answered without torch, whose import takes seconds."""
 
 import ctypes
+from pathlib import Path
 
 from train.config import Config
 from train.console import Exit, Refusal
@@ -23,5 +24,12 @@ def driver_is_there() -> bool:
 
 def refuse_none(config: Config) -> None:
     """Refuse at once where there is no driver and the CPU is not allowed."""
-    if not config.allow_cpu and not driver_is_there():
-        raise NO_GPU
+    if config.allow_cpu or driver_is_there():
+        return
+    if devices := sorted(Path("/dev").glob("nvidia[0-9]*")):
+        raise Refusal(
+            f"{devices[0]} is there, but the driver's library libcuda.so.1 is not",
+            "install the NVIDIA Container Toolkit on the host and start with --gpus all, not with --device",
+            Exit.MACHINE,
+        )
+    raise NO_GPU

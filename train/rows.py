@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import sys
 import tempfile
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -59,7 +60,7 @@ def shaped(some: list[Source], config: Config, account: Account, peek: bool = Fa
     shape = Shaper(config, account.shapes)
     seen: set[bytes] = set()
     for source in some:
-        most = min(PEEK, config.max_rows or PEEK) if peek and config.streaming else config.max_rows
+        most = min(config.max_rows or sys.maxsize, PEEK if peek and config.streaming else sys.maxsize)
         given = 0
         for number, (place, raw) in enumerate(islice(sources.read(source, config.streaming), most)):
             account.read += 1

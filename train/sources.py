@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import datasets
 from huggingface_hub.errors import HfHubHTTPError
+from yaml import YAMLError
 
 from train import files
 from train.config import Config
@@ -75,7 +76,9 @@ def fingerprint(names: Iterable[str]) -> str | None:
     """SHA-256 over the names and bytes of the local files and folders among them; None where there are none."""
     digest, local = hashlib.sha256(), False
     for path in map(Path, names):
-        local = local or path.exists()
+        if not files.exists(path):
+            continue
+        local = True
         for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()):
             digest.update(file.name.encode())
             with file.open("rb") as stream:
@@ -96,17 +99,17 @@ def read(source: Source, streaming: bool = False) -> Iterator[tuple[Place, Any]]
     if name in WRONG_NAMES:
         raise Refusal(f'there is no dataset "{name}"', f"set {setting}={WRONG_NAMES[name]}")
     path = Path(name)
-    if files.is_path(name) and not path.exists():
+    if files.is_path(name) and not files.exists(path):
         raise Refusal(f"there is no file or folder {name}", f"set {setting} to a path that exists, or to a Hub name")
     try:
-        if path.is_file():
+        if not files.is_path(name):
+            yield from _typed(_from_hub(source, streaming), source)
+        elif path.is_file():
             yield from _sliced({"train": [path]}, source)
         elif any((path / file).is_file() for file in SAVED):
             yield from _typed(_one_split(datasets.load_from_disk(str(path)), source), source)
-        elif path.is_dir():
-            yield from _sliced(_files_of(path, source), source)
         else:
-            yield from _typed(_from_hub(source, streaming), source)
+            yield from _sliced(_files_of(path, source), source)
     except (datasets.exceptions.DatasetNotFoundError, HfHubHTTPError, ConnectionError) as error:
         raise Refusal(
             f'dataset "{name}" cannot be had: {_first_line(error)}',
@@ -135,7 +138,13 @@ def _refusal(error: BaseException, source: Source) -> Refusal:
 @lru_cache(maxsize=64)  # rows are read twice: looked for once, they are the same, and so is what is said
 def _files_of(folder: Path, source: Source) -> dict[str, list[Path]]:
     """The data files of each split of a folder, as `datasets` finds them: by name, by subfolder, or by README.md."""
-    builder = datasets.load_dataset_builder(str(folder.resolve()), source.config)
+    try:
+        builder = datasets.load_dataset_builder(str(folder.resolve()), source.config)
+    except (YAMLError, TypeError, AttributeError, KeyError, IndexError) as error:
+        raise Refusal(
+            f"{folder}: which files to read cannot be found out: {_first_line(error)}",
+            "name the files in DATASET; or mend or remove README.md, whose header may say which they are",
+        ) from error
     found = {
         str(split): [Path(str(file)) for file in some] for split, some in (builder.config.data_files or {}).items()
     }
