@@ -16,10 +16,8 @@ from tests.fuzzing import seldom
 
 Draw = Callable[..., Any]
 
-WORDS = ["Add.", "3", "A plum.", "", " ", "\ud800", "\x1b[31mred\x1b[0m", "\0", "\x85\u2028", "x" * 3000]
+WORDS = ["Add.", "3", "A plum.", "", " ", "None", "\ud800", "\x1b[31mred\x1b[0m", "\0", "\x85\u2028", "\u202eé"]
 WORDS += [
-    "None",
-    "\u202eé",
     "<|end|>",
     "<|start|>assistant\n",
     "{{ 7 }}",
@@ -28,8 +26,10 @@ WORDS += [
     "@deep@",
     "@huge@",
     "@nan@",
+    "x" * 3000,
 ]
-COLUMNS = "messages conversations prompt completion instruction input output question answer text".split()
+COLUMNS = ["messages", "conversations", "prompt", "completion", "instruction", "input", "output"]
+COLUMNS += ["question", "answer", "text"]
 COLUMNS += ["system", "tools", "chosen", "Text", "", "id", "\x1b[31m", "\ud800", "role", "content", "__index_level_0__"]
 words = st.one_of(st.sampled_from(WORDS[:3]), st.sampled_from(WORDS), st.text(max_size=10))
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.integers(-(2**70), 2**70), st.floats(), words)
@@ -148,7 +148,8 @@ def csv_files(draw: Draw) -> bytes:
 
 TEMPORAL = [pa.timestamp("s"), pa.timestamp("ns"), pa.timestamp("us", "UTC"), pa.timestamp("us", "Plum/Tz")]
 TEMPORAL += [pa.date64(), pa.time64("us"), pa.duration("s")]
-KINDS = "text text dictionary binary integer float boolean null temporal decimal list map struct".split()
+KINDS = ["text", "text", "dictionary", "binary", "integer", "float", "boolean", "null"]
+KINDS += ["temporal", "decimal", "list", "map", "struct"]
 PARTS = ["role", "content", "from", "value", "type", "text"]
 DECIMALS = [Decimal("1.50"), Decimal(10) ** 30, Decimal(-1), None]
 

@@ -98,7 +98,7 @@ class Fuzz:
             raise Hang
 
         before = signal.signal(signal.SIGALRM, stop)
-        signal.alarm(LONGEST)
+        signal.setitimer(signal.ITIMER_REAL, LONGEST, 1)  # again and again: a callback can swallow one
         # Where native code hangs no Python handler is called: this ends the whole run and says where it was.
         faulthandler.dump_traceback_later(4 * LONGEST, exit=True, file=self.trace)
         try:
@@ -106,7 +106,7 @@ class Fuzz:
         except Hang:
             pass
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
             faulthandler.cancel_dump_traceback_later()
         assert not hung, f"not done after {LONGEST} seconds"

@@ -15,7 +15,8 @@ CHECK = ("check", "--data")
 
 SUFFIXES = {"json": [".json", ".jsonl"], "csv": [".csv", ".tsv"], "parquet": [".parquet"]}
 WRITTEN = {"json": json_files(), "csv": csv_files(), "parquet": parquet_files()}
-STEMS = "rows train validation test data/train-00000-of-00001 .hidden dataset_infos a,b é [a]*?".split() + ["a b"]
+STEMS = ["rows", "train", "validation", "test", "data/train-00000-of-00001", ".hidden", "dataset_infos", "[a]*?"]
+STEMS += ["a b", "a,b", "é"]
 CARDS = ["configs:\n- config_name: x\n  data_files: '*.csv'", "configs: 3", "dataset_info: [", "\x1b"]
 CARDS += ["dataset_info:\n  features: 3"]
 
