@@ -83,7 +83,6 @@ def by_type(err: str) -> str:
         ("llama", "q_proj,embed_tokens,lm_head", ["embed_tokens is the input embedding", "lm_head is the output head",
                                                   "75.0 KiB", "not tied"]),
         ("llama", "q_proj,all-linear", ["names layers beside all-linear"]),
-        ("llama", ",", ["is empty"]),
         ("gpt2", None, ["no layer is called q_proj", "choose from c_attn, c_fc, c_proj"]),
         ("gpt2", "c_attn,wte,lm_head", ["wte is the input embedding", "lm_head is the output head", "would lose"]),
         ("gpt-neox", None, ["no layer is called v_proj", "query_key_value"]),

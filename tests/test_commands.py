@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -163,3 +164,21 @@ def test_the_process_exits_with_the_status_and_no_traceback():
     )
     assert started.returncode == 2
     assert "LEARNING_RATE" in started.stderr and "Traceback" not in started.stderr
+
+
+def test_merge_reports_the_loss_before_and_after_on_the_rows_of_the_training(train, run, rows, tmp_path):
+    assert train(NUM_TRAIN_EPOCHS=4).status == 0
+    adapter = str(tmp_path / "out/adapter")
+    os.environ.pop("DATASET")
+    result = run("merge", "--adapter", adapter, "--out", str(tmp_path / "merged"))
+    assert result.status == 0, result.err
+    found = re.search(r"loss on 24 rows: ([\d.]+) with the adapter on its base in 4 bits, ([\d.]+) merged", result.err)
+    assert found, result.err
+    before, after = map(float, found.groups())
+    assert before < json.loads((tmp_path / "out/run.json").read_text())["first_loss"]
+    assert after == pytest.approx(before, rel=0.25)
+    given = run("merge", "--adapter", adapter, "--out", str(tmp_path / "m2"), DATASET="none.jsonl")
+    assert given.status == 0 and "not compared: there is no file or folder none.jsonl" in given.err
+    os.environ.pop("DATASET")
+    (tmp_path / "out/run.json").unlink()
+    assert "set DATASET" in run("merge", "--adapter", adapter, "--out", str(tmp_path / "m3")).err

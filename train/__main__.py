@@ -168,10 +168,12 @@ def _generate(given: argparse.Namespace) -> None:
 
 def _merge(given: argparse.Namespace) -> None:
     config = _settings(given)
-    from train import merge
+    from train import merge, merge_report
 
     _quiet_libraries()
-    merge.merge(config, given.adapter, Path(given.out))
+    adapter, out = given.adapter, Path(given.out)
+    config = merge.merge(config, adapter, out)
+    merge_report.report(config, Path(adapter), out)
 
 
 def _config(given: argparse.Namespace) -> None:

@@ -28,12 +28,15 @@ BASE_FILES = ["*.json", "*.jinja", "*.model", "model*.safetensors"]
 OTHERWISE = "merge with PEFT's merge_and_unload instead"
 
 
-def merge(config: Config, adapter: str, out: Path) -> None:
+def merge(config: Config, adapter: str, out: Path) -> Config:
     """Write base plus adapter as an ordinary bf16 model folder.
 
     Args:
         adapter: folder with adapter_config.json; its base model is read, as a folder or from the Hub.
         out: a folder that does not exist yet.
+
+    Returns:
+        The settings with the adapter's base as MODEL_ID.
 
     Raises:
         Refusal: no adapter, `out` exists, or the adapter trains something a tensor-wise merge cannot place.
@@ -61,6 +64,7 @@ def merge(config: Config, adapter: str, out: Path) -> None:
     follow_umask(partial)
     partial.rename(out)
     say(f"{len(layers)} layers merged in bf16: {out}")
+    return config
 
 
 def _base_folder(config: Config) -> Path:

@@ -31,9 +31,9 @@ def check_targets(config: Config, skeleton: PreTrainedModel) -> str | list[str]:
     names = config.target_modules
     if names == [ALL_LINEAR]:
         return _all_linear(config, skeleton)
-    if not names or ALL_LINEAR in names:
+    if ALL_LINEAR in names:
         raise Refusal(
-            f"TARGET_MODULES={','.join(names)} is empty, or names layers beside {ALL_LINEAR}",
+            f"TARGET_MODULES={','.join(names)} names layers beside {ALL_LINEAR}",
             f"give names of layers, or {ALL_LINEAR} alone",
         )
     experts = _names_of_experts(names, skeleton)
