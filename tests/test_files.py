@@ -58,6 +58,7 @@ def test_packed_files_are_unpacked_whatever_they_are_called(tmp_path, pack, name
         ('{"a": 1}\nplum\n', 2, "plum"),
         ('{\n "a": 1,\n "b" 2\n}\n', 3, '"b" 2'),
         ('[\n {"a": 1},\n {"a": 2,,}\n]', 3, '{"a": 2,,}'),
+        ('{"x": 1,\n "y": 2}\n{"a": 1,\n "b" 2}\n', 4, '"b" 2'),
         ("plum", 1, "plum"),
         ('{"a": ' + "[" * 99999, 1, "[[["),
         ('{"a": ' + "9" * 9999 + "}", 1, "999"),

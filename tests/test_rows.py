@@ -50,6 +50,18 @@ def test_a_folder_has_splits_and_names_what_it_leaves_out(tmp_path, capsys):
     assert "left out: extra.csv" in capsys.readouterr().err
 
 
+def test_a_folder_may_have_configurations(tmp_path):
+    for name in ("red", "green"):
+        write(tmp_path / f"rows/{name}.jsonl", {"text": name})
+    header = "".join(f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in ("red", "green"))
+    (tmp_path / "rows/README.md").write_text(f"---\nconfigs:\n{header}---\n")
+    rows = {"DATASET": tmp_path / "rows", "EVAL_DATASET": tmp_path / "rows"}
+    assert texts(**rows, DATASET_CONFIG="green")[0] == ["green"]
+    what, fix = refusal(tmp_path, **rows, DATASET_CONFIG="green")
+    assert "red" in what and "green" in what and "EVAL_DATASET_CONFIG" in fix
+    assert texts("eval", **rows, EVAL_DATASET_CONFIG="red", EVAL_DATASET_SPLIT="train")[0] == ["red"]
+
+
 def test_a_folder_that_datasets_saved_is_read_too(tmp_path):
     rows = datasets.Dataset.from_list([{"text": letter} for letter in "abc"])
     rows.save_to_disk(tmp_path / "one")

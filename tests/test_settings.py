@@ -270,6 +270,7 @@ def test_version_names_the_packages_that_decide_the_result(run):
     [
         ({"DATASET": "a,b", "DATASET_WEIGHTS": "1"}, "DATASET_WEIGHTS has 1 values for 2 of DATASET"),
         ({"DATASET": "a,b,c", "DATASET_SPLIT": "train,test"}, "DATASET_SPLIT has 2 values for 3 of DATASET"),
+        ({"EVAL_DATASET": "a,b,c", "EVAL_DATASET_CONFIG": "x,y"}, "EVAL_DATASET_CONFIG has 2 values for 3"),
         ({"DATASET_WEIGHTS": "0"}, "each above 0"),
         ({"STREAMING": "true"}, "STREAMING needs MAX_ROWS"),
         ({"PROMPT_TEMPLATE": "{a}", "PROMPT_COLUMN": "a"}, "PROMPT_TEMPLATE and PROMPT_COLUMN"),

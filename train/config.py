@@ -62,6 +62,8 @@ class Config(BaseSettings):
     )
     deduplicate: bool = setting("Data", False, "Leave out rows that are equal to an earlier one.")
     eval_dataset: Places = setting("Data", [], "Rows to evaluate on, in the same forms as DATASET.")
+    eval_dataset_config: Names = setting("Data", [], "Configuration of EVAL_DATASET. One, or one each.")
+    eval_dataset_revision: Names = setting("Data", [], "Branch, tag or commit of EVAL_DATASET. One, or one each.")
     eval_dataset_split: Names = setting(
         "Data", [], "Split of EVAL_DATASET. One, or one each. Unset: validation, test or train."
     )
@@ -166,9 +168,9 @@ class Config(BaseSettings):
             raise ValueError("\n".join(found))
         return self
 
-    @staticmethod
-    def one_each(values: list[str], count: int) -> list[str | None]:
-        """A setting's value for each of some datasets: its own, the only one, or None."""
+    def each(self, values: list[str], of: str) -> list[str | None]:
+        """A setting's value for each dataset of DATASET or EVAL_DATASET (`of`): its own, the only one, or None."""
+        count = len(getattr(self, of))
         return list(values) if len(values) == count else [values[0] if values else None] * count
 
     @property

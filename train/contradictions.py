@@ -13,11 +13,16 @@ def of(config: "Config") -> list[str]:
 
 
 def _in_data(config: "Config") -> Iterator[str]:
-    for name in ("dataset_config", "dataset_revision", "dataset_split", "dataset_weights", "eval_dataset_split"):
-        of = "eval_dataset" if name.startswith("eval") else "dataset"
-        given, wanted = len(getattr(config, name)), len(getattr(config, of))
-        if given not in (0, wanted) and (given > 1 or name == "dataset_weights"):
-            yield f"{name.upper()} has {given} values for {wanted} of {of.upper()}: give one each"
+    for of in ("dataset", "eval_dataset"):
+        wanted = len(getattr(config, of))
+        for name in (f"{of}_config", f"{of}_revision", f"{of}_split"):
+            if (given := len(getattr(config, name))) > 1 and given != wanted:
+                yield f"{name.upper()} has {given} values for {wanted} of {of.upper()}: give one for all, or one each"
+    if config.dataset_weights and len(config.dataset_weights) != len(config.dataset):
+        yield (
+            f"DATASET_WEIGHTS has {len(config.dataset_weights)} values for {len(config.dataset)} of DATASET: "
+            "give one each"
+        )
     if config.prompt_template and config.prompt_column:
         yield "PROMPT_TEMPLATE and PROMPT_COLUMN both make the question: give one of them"
     if config.streaming and not config.max_rows:

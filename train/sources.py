@@ -52,24 +52,31 @@ class Source:
 
 def to_train(config: Config) -> list[Source]:
     """The datasets of DATASET."""
-    count = len(config.dataset)
+    weights = config.dataset_weights or [1.0] * len(config.dataset)
+    named = zip(
+        config.dataset,
+        config.each(config.dataset_split, "dataset"),
+        config.each(config.dataset_config, "dataset"),
+        config.each(config.dataset_revision, "dataset"),
+        weights,
+        strict=True,
+    )
     return [
         Source(name, "DATASET", split or config.default_split, subset, revision, weight)
-        for name, split, subset, revision, weight in zip(
-            config.dataset,
-            config.one_each(config.dataset_split, count),
-            config.one_each(config.dataset_config, count),
-            config.one_each(config.dataset_revision, count),
-            config.dataset_weights or [1.0] * count,
-            strict=True,
-        )
+        for name, split, subset, revision, weight in named
     ]
 
 
 def to_evaluate(config: Config) -> list[Source]:
     """The datasets of EVAL_DATASET."""
-    splits = config.one_each(config.eval_dataset_split, len(config.eval_dataset))
-    return [Source(name, "EVAL_DATASET", split) for name, split in zip(config.eval_dataset, splits, strict=True)]
+    named = zip(
+        config.eval_dataset,
+        config.each(config.eval_dataset_split, "eval_dataset"),
+        config.each(config.eval_dataset_config, "eval_dataset"),
+        config.each(config.eval_dataset_revision, "eval_dataset"),
+        strict=True,
+    )
+    return [Source(name, "EVAL_DATASET", split, subset, revision) for name, split, subset, revision in named]
 
 
 def fingerprint(names: Iterable[str]) -> str | None:
@@ -129,9 +136,10 @@ def _refusal(error: BaseException, source: Source) -> Refusal:
         )
     if "Config name is missing" in str(error):
         names = str(error).partition("available configs:")[2].strip().split("\n")[0]
-        return Refusal(f"{what}it has several configurations: {names}", "set DATASET_CONFIG to one of them")
+        return Refusal(f"{what}it has several configurations: {names}", f"set {source.setting}_CONFIG to one of them")
     return Refusal(
-        what + _first_line(error), f"check {source.setting}, {source.setting}_SPLIT and DATASET_CONFIG, and the files"
+        what + _first_line(error),
+        f"check {source.setting}, {source.setting}_SPLIT and {source.setting}_CONFIG, and the files",
     )
 
 
