@@ -136,6 +136,8 @@ def test_settings_name_what_no_rule_knows():
     template = {"PROMPT_TEMPLATE": r"{{{lang}}}{note}:\n{Frage}", "COMPLETION_COLUMN": "Best Answer"}
     assert shaped(row, **template) == chat("{de}:\nPlus?", "3")
     assert shaped(ALPACA, PROMPT_TEMPLATE="Q: {instruction}") == chat("Q: Add.", "3")
+    with pytest.raises(UnusableRow, match="empty question"):
+        shaped(row, PROMPT_TEMPLATE="Note: {note}", COMPLETION_COLUMN="Best Answer")
     for wrong in ({"PROMPT_COLUMN": "Fragen"}, {"PROMPT_TEMPLATE": "{Fragen}", "COMPLETION_COLUMN": "Best Answer"}):
         with pytest.raises(data.UnknownShape, match='no column "Fragen"'):
             shaped(row, **wrong)

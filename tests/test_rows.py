@@ -145,6 +145,7 @@ def test_too_many_unusable_rows_are_a_refusal(tmp_path, bad, given, refused):
         ("databricks/dolly-15k", "databricks/databricks-dolly-15k"),
         ("./none.jsonl", "path that exists"),
         ("none.jsonl", "path that exists"),
+        ("/", "folder with the rows"),
         ("rows.docx", ".jsonl"),
         ("broken.jsonl", "line"),
         ("empty.jsonl", "question"),

@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import datasets
 from huggingface_hub.errors import HfHubHTTPError
@@ -146,9 +147,11 @@ def _refusal(error: BaseException, source: Source) -> Refusal:
 @lru_cache(maxsize=64)  # rows are read twice: looked for once, they are the same, and so is what is said
 def _files_of(folder: Path, source: Source) -> dict[str, list[Path]]:
     """The data files of each split of a folder, as `datasets` finds them: by name, by subfolder, or by README.md."""
+    if folder.resolve() in (Path("/"), Path("~").expanduser()):
+        raise Refusal(f"{source.setting}={folder} is everything there is", "name the folder with the rows")
     try:
         builder = datasets.load_dataset_builder(str(folder.resolve()), source.config)
-    except (YAMLError, TypeError, AttributeError, KeyError, IndexError) as error:
+    except (YAMLError, BadZipFile, TypeError, AttributeError, KeyError, IndexError) as error:
         raise Refusal(
             f"{folder}: which files to read cannot be found out: {_first_line(error)}",
             "name the files in DATASET; or mend or remove README.md, whose header may say which they are",
