@@ -7,6 +7,7 @@ import pytest
 
 from tests.conftest import record_of
 from train import rows as train_rows
+from train import sources
 from train.config import Config
 from train.console import Refusal
 
@@ -198,3 +199,11 @@ def test_check_data_does_only_this_without_weights(run, own_model, tmp_path):
     assert "3 read, 3 used" in result.err and "⟦A plum.<|end|>⟧" in result.err and "tokens learned" in result.out
     assert not (tmp_path / "out").exists()
     assert run("check", "--data", MODEL_ID=own_model, DATASET="none.jsonl").status == 2
+
+
+def test_only_the_default_dataset_is_cut_to_the_courses_rows_and_only_by_default():
+    def splits(**settings):
+        return [source.split for source in sources.to_train(Config(_env_file=None, **settings))]
+
+    assert splits() == ["train[:1000]"]
+    assert splits(MAX_ROWS=5000) == splits(DATASET="rows.jsonl") == ["train"]

@@ -101,6 +101,7 @@ def test_a_stop_token_inside_a_text_cuts_nothing_off(prompt):
 @pytest.mark.parametrize(
     ("prompt", "completion"),
     [
+        ("An o", "ak."),
         ("Name a fr", "uit."),
         ("Name: ", "é plum"),
         ("Is it 日", "本?"),
