@@ -140,6 +140,12 @@ def test_too_many_unusable_rows_are_a_refusal(tmp_path, bad, given, refused):
     assert "MAX_DROPPED_FRACTION" in fix
 
 
+def test_reasons_that_quote_the_rows_stay_few(tmp_path):
+    turns = [{"messages": [{"role": f"plum{n}", "content": "Hi"}]} for n in range(50)]
+    what, _ = refusal(tmp_path, DATASET=write(tmp_path / "rows.jsonl", *turns))
+    assert "dropped 50" in what and "30 × another reason" in what and what.count("plum") == 20
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -14,6 +14,7 @@ PERCENTILES = (50, 90, 95, 99, 100)
 # This many dropped rows are seen at a glance: they end no run, unless MAX_DROPPED_FRACTION is given.
 A_GLANCE = 10
 SAMPLE_CHARACTERS = 2000
+MOST_REASONS = 20
 
 
 @dataclass
@@ -38,6 +39,8 @@ class Account:
 
     def drop(self, reason: str, place: Place) -> None:
         """Count a row that cannot be used."""
+        if reason not in self.dropped and len(self.dropped) >= MOST_REASONS:
+            reason = "another reason"  # reasons may quote the rows, of which there may be millions
         self.dropped[reason] += 1
         self._note(reason, place)
 
