@@ -39,7 +39,7 @@ settings=$($DOCKER run --rm --volume "$PWD:/work:ro" --workdir /work --env "HOME
 setting() { echo "$settings" | sed -n "s/^#\{0,1\}$1=\"\{0,1\}\([^\"]*\)\"\{0,1\}\$/\1/p"; }
 for name in MODEL_ID DATASET EVAL_DATASET; do
     value=$(setting $name)
-    case $value in */*) set -- "$@" --env "$name=$value" ;; esac
+    case $value in /* | *,/*) set -- "$@" --env "$name=$value" ;; esac
     IFS=,
     for path in $value; do  # DATASET may name several
         case $path in /*) if [ -e "$path" ]; then set -- "$@" --volume "$path:$path:ro"; fi ;; esac
