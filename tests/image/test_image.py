@@ -57,9 +57,12 @@ def test_make_train_runs_in_the_image_with_the_settings_of_env_file_and_shell(tm
     subprocess.run(["git", "clone", "--quiet", ROOT, checkout], check=True)
     shutil.copytree(tiny_model, checkout / "models/tiny").chmod(0o755)
     elsewhere = owned(tmp_path / "elsewhere") / "rows.jsonl"
-    shutil.copyfile(rows, elsewhere)
+    further = owned(tmp_path / "further") / "rows.jsonl"
+    for file in (elsewhere, further):
+        shutil.copyfile(rows, file)
     results = tmp_path / "results/run"
-    settings = {"MODEL_ID": '"models/tiny"  # ours', "DATASET": elsewhere, "OUTPUT_DIR": results, "LORA_R": 2}
+    settings = {"MODEL_ID": '"models/tiny"  # ours', "DATASET": f"{elsewhere},{further}", "OUTPUT_DIR": results}
+    settings["LORA_R"] = 2
     (checkout / ".env").write_text("".join(f"{name}={value}\n" for name, value in settings.items()) + "ALLOW_CPU=1\n")
     for folder in (checkout / ".cache/image", tmp_path / "hf", tmp_path / "results/run"):
         owned(folder)
@@ -70,6 +73,7 @@ def test_make_train_runs_in_the_image_with_the_settings_of_env_file_and_shell(tm
     assert f"in the image {IMAGE}" in made.stderr
     run = record_of(results)
     assert (run["status"], run["settings"]["LORA_R"]) == ("finished", 4)
+    assert run["train_rows"]["used"] == 48
     assert {path.stat().st_uid for path in results.rglob("*")} == {OWNER}
     slip = subprocess.run(
         asked, env=os.environ | home | {"MAX_LENGHT": "9"}, capture_output=True, text=True, check=False
