@@ -18,6 +18,7 @@ from tests import fuzzing
 from train.__main__ import main
 from train.settings_text import SETTINGS
 
+torch.set_num_threads(1)  # the tiny models are slower on several
 ROOT = Path(__file__).parents[1]
 WEIGHTS = "adapter/adapter_model.safetensors"  # in OUTPUT_DIR
 CHAT_TEMPLATE = (
