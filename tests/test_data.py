@@ -3,6 +3,7 @@
 import pytest
 
 from train import data
+from train.columns import UnknownShape
 from train.config import Config
 from train.turns import UnusableRow
 
@@ -30,7 +31,7 @@ def spoken(*turns):
     ("row", "expected"),
     [
         (ALPACA, chat("Add.\n\n1 and 2", "3")),
-        *[(ALPACA | {"input": blank}, chat("Add.", "3")) for blank in ("", None, "  ", [])],
+        *[(ALPACA | {"input": blank}, chat("Add.", "3")) for blank in ("", None, "  ", [], float("nan"))],
         ({"instruction": "Add.", "output": "None"}, chat("Add.", "None")),
         ({"instruction": "Add.", "context": None, "response": "3", "category": "sum"}, chat("Add.", "3")),
         (ALPACA | {"text": "Below is an instruction"}, chat("Add.\n\n1 and 2", "3")),
@@ -118,10 +119,17 @@ def test_tool_calls_of_every_spelling_keep_their_arguments(called):
         ({"messages": [{"role": "assistant", "content": "Hi", "weight": 0}]}, "weight above 0"),
         ({"messages": [{"role": "assistant", "content": "Hi", "weight": 0.5}]}, "only 0 and 1"),
         ({"text": None}, "empty text"),
-        ({"text": ["a", "b"]}, "a list where text belongs"),
+        ({"text": ["a", "b"]}, "a turn without role"),
+        ({"text": {"a": "b"}}, "a dict where text belongs"),
         (["a"], "a list, not an object"),
-        ({"row_id": 1, "Best Answer": "3"}, "no known columns among row_id, Best Answer"),
-        ({"prompt": "Add."}, "no known columns"),
+        ({"instruction": "Say hi", "output": float("nan")}, "empty answer"),
+        ({"prompt": "Add.", "chosen": "3", "rejected": "4"}, "COMPLETION_COLUMN=chosen"),
+        (chat("Hi", "Ho") | {"chosen": "3", "rejected": "4"}, "preference set"),
+        ({"text": "Hi", "role": "prompter", "parent_id": None}, "one turn a row"),
+        ({"problem": "Add.", "solution": "1 + 2 = 3", "answer": "3"}, "answer and solution may each be the answer"),
+        ({"prompt": "Add.", "completion": "4", "label": False}, "its label rejects"),
+        ({"row_id": 1, "Best Answer": "3"}, "no known shape; the columns are row_id, Best Answer"),
+        ({"prompt": "Add."}, "prompt may be the question, but no column is known to be the answer"),
     ],
 )
 def test_rows_that_cannot_be_used_say_why(row, reason):
@@ -132,14 +140,19 @@ def test_rows_that_cannot_be_used_say_why(row, reason):
 def test_settings_name_what_no_rule_knows():
     row = {"Frage": "Plus?", "Best Answer": "3", "lang": "de", "note": None}
     assert shaped(row, PROMPT_COLUMN="Frage", COMPLETION_COLUMN="Best Answer") == chat("Plus?", "3")
-    assert shaped(row, COMPLETION_COLUMN="Frage") == {"text": "Plus?"}
+    assert shaped(row, COMPLETION_COLUMN="frage") == {"text": "Plus?"}
+    assert shaped(ALPACA | {"gold": "4"}, COMPLETION_COLUMN="gold") == chat("Add.\n\n1 and 2", "4")
+    chosen = {"prompt": "Add.", "chosen": [{"role": "assistant", "content": "3"}], "rejected": []}
+    assert shaped(chosen, COMPLETION_COLUMN="chosen") == {
+        "messages": [{"role": "user", "content": "Add.", "learned": False}, {"role": "assistant", "content": "3"}]
+    }
     template = {"PROMPT_TEMPLATE": r"{{{lang}}}{note}:\n{Frage}", "COMPLETION_COLUMN": "Best Answer"}
     assert shaped(row, **template) == chat("{de}:\nPlus?", "3")
     assert shaped(ALPACA, PROMPT_TEMPLATE="Q: {instruction}") == chat("Q: Add.", "3")
     with pytest.raises(UnusableRow, match="empty question"):
         shaped(row, PROMPT_TEMPLATE="Note: {note}", COMPLETION_COLUMN="Best Answer")
     for wrong in ({"PROMPT_COLUMN": "Fragen"}, {"PROMPT_TEMPLATE": "{Fragen}", "COMPLETION_COLUMN": "Best Answer"}):
-        with pytest.raises(data.UnknownShape, match='no column "Fragen"'):
+        with pytest.raises(UnknownShape, match='no column "Fragen"'):
             shaped(row, **wrong)
 
 

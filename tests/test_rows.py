@@ -99,7 +99,7 @@ def test_weights_say_how_often_rows_are_seen(letters, tmp_path):
     digits = write(tmp_path / "digits.jsonl", *({"text": digit} for digit in "01234"))
     found, account = texts(DATASET=f"{letters}, {digits}", DATASET_WEIGHTS="0.5,2")
     assert "".join(found) == "bdfhj0011223344"
-    assert account.read == 15
+    assert account.read == 15 and account.left_out == {"DATASET_WEIGHTS=0.5": 5}
     found, _ = texts(DATASET=f"{letters},{digits}", MAX_ROWS=3, DATASET_SPLIT="train[1:],train")
     assert "".join(found) == "bcd012"
 
@@ -143,7 +143,9 @@ def test_too_many_unusable_rows_are_a_refusal(tmp_path, bad, given, refused):
 def test_reasons_that_quote_the_rows_stay_few(tmp_path):
     turns = [{"messages": [{"role": f"plum{n}", "content": "Hi"}]} for n in range(50)]
     what, _ = refusal(tmp_path, DATASET=write(tmp_path / "rows.jsonl", *turns))
-    assert "dropped 50" in what and "30 × another reason" in what and what.count("plum") == 20
+    assert (
+        "dropped 50" in what and "30 × another reason" in what and what.count("plum") == 21
+    )  # and the first row's own
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_reasons_that_quote_the_rows_stay_few(tmp_path):
         ("/", "folder with the rows"),
         ("rows.docx", ".jsonl"),
         ("broken.jsonl", "line"),
-        ("empty.jsonl", "question"),
+        ("empty.jsonl", "with rows"),
     ],
 )
 def test_names_and_files_that_cannot_be_read_say_the_way_out(tmp_path, name, said):
@@ -176,6 +178,29 @@ def test_rows_are_refused_before_the_model_is_looked_for(train, tmp_path):
 def test_evaluation_rows_that_are_not_there_name_their_own_setting(tmp_path, letters, missing):
     what, fix = refusal(tmp_path, DATASET=letters, EVAL_DATASET=missing)
     assert "EVAL_DATASET" in fix and missing in what
+
+
+def test_a_refusal_of_every_row_shows_the_first(tmp_path):
+    file = write(tmp_path / "rows.jsonl", {"instruction": {"0": "Add."}, "output": {"0": "3"}})
+    what, fix = refusal(tmp_path, DATASET=file)
+    assert "row 1 (line 1)" in what and '{"instruction": {"0": "Add."}' in what and "PROMPT_COLUMN" in fix
+
+
+def test_columns_that_are_not_used_are_named(run, tiny_model, tmp_path):
+    file = write(tmp_path / "rows.jsonl", GOOD | {"category": "fruit"})
+    assert "columns not used: category" in run("check", "--data", MODEL_ID=tiny_model, DATASET=file).err
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "said"),
+    [
+        ({"EVAL_FRACTION": 0.5}, 2, "leaves none to train on"),
+        ({"LONG_ROWS": "drop", "MAX_LENGTH": 8}, 2, "LONG_ROWS=cut"),
+    ],
+)
+def test_check_data_refuses_what_train_would(run, tiny_model, tmp_path, settings, status, said):
+    result = run("check", "--data", MODEL_ID=tiny_model, DATASET=write(tmp_path / "rows.jsonl", GOOD), **settings)
+    assert result.status == status and said in result.out
 
 
 def test_an_unknown_split_is_refused_with_those_there_are(letters, tmp_path):

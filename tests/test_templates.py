@@ -148,6 +148,110 @@ def test_turns_that_a_template_leaves_out_are_named():
         learned(template_of(build_tokenizer(only_two)), [*CHAT, {"role": "tool", "content": "sunny"}, CHAT[1]])
 
 
+def turns(*said):
+    return [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(said)]
+
+
+def test_all_of_an_answer_is_learned_though_its_question_comes_up_again():
+    """What a template puts before an answer is told from the question, wherever else that stands."""
+    template = template_of(tokenizer_for("qwen3"))
+    for question in ("Paris", "Name it.", "think"):
+        assert learned(template, turns(question, "Paris is a city."))[0] == [
+            "<think>\n\n</think>\n\nParis is a city.<|im_end|>"
+        ]
+    stretches, _ = learned(template_of(tokenizer_for("gptoss")), turns("hi", "one", "this", "two"))
+    assert stretches[0] == "<|channel|>final<|message|>one<|end|>"
+    stretches, _ = learned(template_of(tokenizer_for("gptoss")), turns("final", "hm"))
+    assert stretches == ["<|channel|>final<|message|>hm<|return|>"]
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "left_out"),
+    [
+        ("deepseek_r1_distill", {"content": "<think>again</think>\n\n4"}, "<think>"),
+        ("llama3", {"content": "4", "reasoning_content": "again"}, "reasoning_content"),
+        ("qwen3", {"content": "4", "reasoning_content": "again"}, None),
+        ("gptoss", {"content": "4", "thinking": "again"}, None),
+    ],
+)
+def test_thoughts_are_learned_or_their_loss_is_counted(name, answer, left_out):
+    changes = Counter()
+    stretches, _ = learned(
+        template_of(tokenizer_for(name)), [*turns("2+2?"), {"role": "assistant"} | answer], changes=changes
+    )
+    assert "4" in stretches[0] and ("again" in stretches[0]) is (left_out is None)
+    assert left_out in str(changes) if left_out else not changes
+
+
+@pytest.mark.parametrize(
+    ("name", "turn", "reason"),
+    [
+        ("llama3_1", {"content": "Let me look.", "tool_calls": [CALL]}, "leaves out an answer or a part of it"),
+        ("gptoss", {"content": "", "tool_calls": [CALL, CALL]}, "leaves out a tool call"),
+    ],
+)
+def test_what_a_template_leaves_out_of_an_answer_is_the_reason_to_drop_it(name, turn, reason):
+    called = [CALLED[0], {"role": "assistant"} | turn, *CALLED[2:]]
+    with pytest.raises(UnusableRow, match=reason):
+        learned(template_of(tokenizer_for(name)), called)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "gemma4_v5", "gptoss", "qwen3", "qwen2_5", "lfm2_2_5", "glm4moe"])
+def test_a_tools_answer_is_never_learned(name):
+    template = template_of(tokenizer_for(name))
+    for beside in ({"content": "Let me look."}, {"thinking": "Look it up."}, {"reasoning_content": "Look it up."}):
+        row = [CALLED[0], CALLED[1] | beside, CALLED[2] | {"content": "sunny"}, CALLED[3]]
+        try:
+            stretches, _ = learned(template, row)
+        except UnusableRow:
+            continue  # dropped and counted
+        assert "sunny" not in "".join(stretches) and "quince" in stretches[0]
+    stretches, _ = learned(
+        template, [*CALLED[:2], CALLED[2] | {"content": "It"}, {"role": "assistant", "content": "It is."}]
+    )
+    assert stretches[1].count("It") == 1
+
+
+def test_thoughts_before_a_call_lose_no_row():
+    stretches, _ = learned(
+        template_of(tokenizer_for("gptoss")), [CALLED[0], CALLED[1] | {"thinking": "x"}, *CALLED[2:]]
+    )
+    assert stretches[0].endswith("<|call|>") and "quince" in stretches[0]
+
+
+def test_arguments_are_json_text_where_a_template_wants_them_so():
+    template = template_of(tokenizer_for("deepseekv3"))
+    assert template.takes_calls
+    stretches, _ = learned(template, CALLED)
+    assert '"quince"' in stretches[0]
+
+
+def test_a_tool_turn_that_is_not_printed_is_named_though_its_text_stands_elsewhere():
+    asked = [*turns("What is 2+2?"), {"role": "tool", "content": "4"}, {"role": "assistant", "content": "It is 4."}]
+    with pytest.raises(UnusableRow, match="leaves a tool turn out"):
+        learned(template_of(tokenizer_for("phi3")), asked)
+
+
+def test_control_tokens_in_a_turn_are_counted_and_an_end_token_is_not_doubled():
+    changes = Counter()
+    template = template_of(build_tokenizer())
+    stretches, _ = learned(template, turns("Hi", "Ho<|end|>", "x<|start|>", "y"), changes=changes)
+    assert stretches == ["Ho<|end|>", "y<|end|>"]
+    assert changes == {
+        "an answer's text ends in the end token, of which one is left": 1,
+        "a turn holds a control token of the model, which is read as one": 1,
+    }
+
+
+def test_a_long_chat_is_rendered_a_few_times_a_turn_at_most():
+    template = template_of(tokenizer_for("qwen3_5_think"))
+    long = [turn | ({"content": turn["content"] or "x" * 2000}) for _ in range(10) for turn in CALLED]
+    rendered, render = [], template.render
+    template.render = lambda *given, **rest: (rendered.append(1), render(*given, **rest))[1]
+    stretches, _ = learned(template, long)
+    assert len(stretches) == 20 and len(rendered) <= 4 * len(long)
+
+
 def test_a_chat_may_begin_with_an_answer():
     stretches, _ = learned(template_of(build_tokenizer()), CHAT[1:])
     assert stretches == ["A plum.<|end|>", "An oak, tall.<|end|>"]

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from tokenizers import pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from tests.conftest import build_tokenizer
@@ -28,7 +29,7 @@ BOS_TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['content'] + eos_toke
 
 def encode(row, tokenizer, completion_only=True):
     template = templates.ChatTemplate(tokenizer, {tokenizer.eos_token_id})
-    piece = tokens.lay_out_row(row, template, Counter())
+    piece = tokens.lay_out_row(row, template, Counter(), completion_only)
     ((ids, labels),) = tokens.encode([piece], template, completion_only)
     assert len(ids) == len(labels)
     assert all(label in (tokens.IGNORED, token) for token, label in zip(ids, labels, strict=True))
@@ -64,6 +65,8 @@ def test_a_turn_of_weight_0_is_read_and_not_learned():
 
 def test_everything_is_learned_by_choice():
     tokenizer = build_tokenizer()
+    asked_last = {"messages": CHAT["messages"][:3]}
+    assert tokenizer.decode(encode(asked_last, tokenizer, completion_only=False)[1]).count("Name a tree.") == 1
     ids, labels = encode(CHAT, tokenizer, completion_only=False)
     assert labels == ids
 
@@ -118,6 +121,25 @@ def test_a_prompt_is_read_as_it_is_read_alone_and_the_completion_is_learned_whol
     assert ids[: len(alone)] == alone
     assert labels[: len(alone)] == [tokens.IGNORED] * len(alone)
     assert learned(labels, tokenizer) == completion + "<|end|>"
+
+
+def test_a_tokenizer_that_ends_all_it_encodes_puts_no_end_between_prompt_and_completion():
+    tokenizer = build_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A <|end|>", special_tokens=[("<|end|>", tokenizer.eos_token_id)]
+    )
+    for prompt, completion in ((" a a a", " yes"), ("An o", "ak.")):
+        ids, labels = encode({"prompt": prompt, "completion": completion}, tokenizer)
+        assert tokenizer.decode(ids) == prompt + completion + "<|end|>"
+        assert learned(labels, tokenizer) == completion + "<|end|>"
+
+
+def test_a_tokenizer_that_puts_a_blank_first_changes_no_text():
+    tokenizer = build_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    ids, labels = encode({"prompt": "An o", "completion": "ak."}, tokenizer)
+    assert tokenizer.decode(ids) == " An oak.<|end|>"
+    assert "ak.<|end|>" in learned(labels, tokenizer)
 
 
 def test_a_template_that_thinks_only_in_the_last_turn_learns_every_answer():

@@ -29,6 +29,8 @@ class Account:
     places: dict[str, list[Place]] = field(default_factory=dict)  # of the first rows of each reason and change
     changes: Counter[str] = field(default_factory=Counter)
     shapes: Counter[str] = field(default_factory=Counter)
+    unused: Counter[str] = field(default_factory=Counter)  # columns
+    first_dropped: str = ""
     lengths: Counter[int] = field(default_factory=Counter)
     cut: int = 0
     tokens: int = 0
@@ -37,8 +39,9 @@ class Account:
     latest_answer: int = 0  # where, in tokens, the latest answer begins of those that MAX_LENGTH cuts off
     sample: str = ""
 
-    def drop(self, reason: str, place: Place) -> None:
+    def drop(self, reason: str, place: Place, row: str = "") -> None:
         """Count a row that cannot be used."""
+        self.first_dropped = self.first_dropped or (f"{place}: {excerpt(row)}" if row else "")
         if reason not in self.dropped and len(self.dropped) >= MOST_REASONS:
             reason = "another reason"  # reasons may quote the rows, of which there may be millions
         self.dropped[reason] += 1
@@ -71,7 +74,7 @@ class Account:
     def of(self, name: str, rows: Iterable[tuple[int, int, int]]) -> "Account":
         """The account of some of the rows, given as (length, kept, supervised) each; drops are those of the whole."""
         part = Account(name, self.read, dropped=self.dropped, left_out=self.left_out, places=self.places,
-                       changes=self.changes, shapes=self.shapes, sample=self.sample)  # fmt: skip
+                       changes=self.changes, shapes=self.shapes, unused=self.unused, sample=self.sample)  # fmt: skip
         for row in rows:
             part.use(*row)
         return part
@@ -90,7 +93,7 @@ class Account:
 
     def as_record(self) -> dict[str, Any]:
         """The counts, for run.json."""
-        skipped = ("lengths", "places", "name")
+        skipped = ("lengths", "places", "name", "first_dropped")
         values = {key: value for key, value in vars(self).items() if key not in skipped}
         return values | {"longest": max(self.lengths, default=0), "length_percentiles": self.percentiles()}
 
@@ -98,11 +101,12 @@ class Account:
         """Refuse when no row is left, or when more than MAX_DROPPED_FRACTION of them are dropped."""
         dropped, most = self.dropped.total(), config.max_dropped_fraction
         if not self.used:
-            reasons = self.reasons() or "there are none"
-            longer = f"raise MAX_LENGTH above {self.latest_answer:,}, where the latest answer begins; "
+            left_out = "; ".join(f"{count:,} × {reason}" for reason, count in self.left_out.items())
+            reasons = "; ".join(filter(None, (self.reasons(), left_out))) or "there are none"
+            shown = f"; {self.first_dropped}" if self.first_dropped else ""
             raise Refusal(
-                f"no usable {self.name} rows in {names} (read {self.read:,}, dropped {dropped:,}): {reasons}",
-                (longer if self.latest_answer else "") + "give every row a question and an answer",
+                f"no usable {self.name} rows in {names} (read {self.read:,}, dropped {dropped:,}): {reasons}{shown}",
+                self._way_out(),
             )
         given = "max_dropped_fraction" in config.model_fields_set
         if dropped > most * self.read and (given or dropped > A_GLANCE):
@@ -111,6 +115,15 @@ class Account:
                 f"MAX_DROPPED_FRACTION={most:g} lets go: {self.reasons()}",
                 "mend or remove those rows, or raise MAX_DROPPED_FRACTION",
             )
+
+    def _way_out(self) -> str:
+        if self.latest_answer:
+            return f"raise MAX_LENGTH above {self.latest_answer:,}, where the latest answer begins"
+        if self.left_out:
+            return "raise MAX_LENGTH, or set LONG_ROWS=cut"
+        if not self.read:
+            return "bring a file or a split with rows"
+        return "mend the rows, or name their columns with PROMPT_COLUMN and COMPLETION_COLUMN"
 
     def seen(self) -> str:
         """The columns that rows were known by, each with its count where they differ."""
@@ -129,6 +142,8 @@ class Account:
     def report(self, max_length: int) -> None:
         """Say all of it, before the first step."""
         say(f"{self.name} rows: {self.read:,} read, {self.used:,} used, known by the columns {self.seen()}")
+        if self.unused:
+            say(f"{self.name} rows: columns not used: {', '.join(name for name, _ in self.unused.most_common(20))}")
         if self.dropped:
             dropped = self.dropped.total()
             warn(f"{self.name} rows: dropped {dropped:,} of {self.read:,}: {self.reasons()}")

@@ -23,6 +23,8 @@ def _in_data(config: "Config") -> Iterator[str]:
             f"DATASET_WEIGHTS has {len(config.dataset_weights)} values for {len(config.dataset)} of DATASET: "
             "give one each"
         )
+    if config.eval_fraction and any(weight > 1 for weight in config.dataset_weights):
+        yield "EVAL_FRACTION would hold out copies that DATASET_WEIGHTS above 1 makes: give EVAL_DATASET, or other weights"
     if config.prompt_template and config.prompt_column:
         yield "PROMPT_TEMPLATE and PROMPT_COLUMN both make the question: give one of them"
     if config.streaming and not config.max_rows:

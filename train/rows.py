@@ -16,9 +16,10 @@ from datasets.arrow_writer import ArrowWriter
 
 from train import sources
 from train.account import Account, unknown_shape
+from train.columns import SHAPES, UnknownShape
 from train.config import Config
-from train.console import Refusal, progress
-from train.data import SHAPES, Shaper, UnknownShape
+from train.console import Refusal, progress, say
+from train.data import Shaper
 from train.sources import Place, Source
 from train.templates import ChatTemplate
 from train.tokens import IGNORED, tokenise
@@ -57,7 +58,7 @@ def shaped(some: list[Source], config: Config, account: Account, peek: bool = Fa
     Raises:
         Refusal: a source cannot be read, or the first row of one has a shape that no rule knows.
     """
-    shape = Shaper(config, account.shapes)
+    shape = Shaper(config, account.shapes, account.unused)
     seen: set[bytes] = set()
     for source in some:
         most = min(config.max_rows or sys.maxsize, PEEK if peek and config.streaming else sys.maxsize)
@@ -66,13 +67,10 @@ def shaped(some: list[Source], config: Config, account: Account, peek: bool = Fa
             account.read += 1
             try:
                 row = shape(raw)
-            except UnknownShape as error:
-                if number == 0:
-                    raise unknown_shape(str(error), place, _as_text(raw), SHAPES) from error
-                account.drop(str(error), place)
-                continue
             except UnusableRow as error:
-                account.drop(str(error), place)
+                if number == 0 and isinstance(error, UnknownShape):
+                    raise unknown_shape(str(error), place, _as_text(raw), SHAPES) from error
+                account.drop(str(error), place, "" if account.first_dropped else _as_text(raw))
                 continue
             if config.deduplicate:
                 digest = blake2b(_as_text(row).encode(), digest_size=16).digest()
@@ -83,7 +81,10 @@ def shaped(some: list[Source], config: Config, account: Account, peek: bool = Fa
             account.change(shape.changes, place)
             # Copies spread evenly: after n rows of weight w, ⌊n × w⌋ are handed on.
             given += 1
-            for _ in range(int(given * source.weight) - int((given - 1) * source.weight)):
+            copies = int(given * source.weight) - int((given - 1) * source.weight)
+            if not copies:
+                account.leave_out(f"DATASET_WEIGHTS={source.weight:g}", place)
+            for _ in range(copies):
                 yield place, row
 
 
@@ -116,6 +117,9 @@ def account_for(config: Config, template: ChatTemplate, surveyed: dict[str, Acco
             pass
         _finish(accounts[name], some, config)
         accounts[name].report(config.max_length)
+    if config.eval_fraction:
+        held_out = _held_out(accounts["train"].used, config)
+        say(f"of the train rows, {held_out:,} are held out for evaluation (EVAL_FRACTION={config.eval_fraction:g})")
     return accounts
 
 
@@ -170,14 +174,24 @@ def _on_disk(rows: Iterator[Row]) -> datasets.Dataset:
 
 def _split(whole: Rows, config: Config) -> dict[str, Rows]:
     """The rows parted at random into those to train on and the EVAL_FRACTION to evaluate on."""
-    held_out = math.ceil(len(whole.rows) * config.eval_fraction)
-    if held_out == len(whole.rows):
-        raise Refusal(f"EVAL_FRACTION={config.eval_fraction} of {held_out} rows leaves none to train on", "lower it")
+    held_out = _held_out(len(whole.rows), config)
     order = list(range(len(whole.rows)))
     random.Random(config.seed).shuffle(order)
     halves = {"train": order[held_out:], "eval": order[:held_out]}
     parts = {name: whole.rows.select(some, keep_in_memory=True) for name, some in halves.items()}
     return {name: Rows(part, whole.account.of(name, map(_counted, part))) for name, part in parts.items()}
+
+
+def _held_out(count: int, config: Config) -> int:
+    """How many of the rows are to evaluate on.
+
+    Raises:
+        Refusal: all of them.
+    """
+    held_out = math.ceil(count * config.eval_fraction)
+    if held_out == count:
+        raise Refusal(f"EVAL_FRACTION={config.eval_fraction} of {count} rows leaves none to train on", "lower it")
+    return held_out
 
 
 def _counted(row: Row) -> tuple[int, int, int]:

@@ -1,5 +1,6 @@
 """Which chat template a run uses, and what it can print: the model's own, TRL's for a known family, else ChatML."""
 
+import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -62,6 +63,8 @@ class ChatTemplate:
     takes_system: bool = False
     takes_tools: bool = False
     takes_calls: bool = False
+    takes_results: bool = False  # of tools
+    calls_as_text: bool = False  # the arguments of a call must be JSON text
     last: str | None = None
     mid: str | None = None
     special: dict[str, int] = field(default_factory=dict)
@@ -70,13 +73,12 @@ class ChatTemplate:
         added = {token.content: number for number, token in self.tokenizer.added_tokens_decoder.items()}
         named = zip(self.tokenizer.all_special_tokens, self.tokenizer.all_special_ids, strict=True)
         self.special = {token: number for token, number in (added | dict(named)).items() if token}
+        self._pattern = re.compile("|".join(map(re.escape, sorted(self.special, key=len, reverse=True))))
         asked, answered = {"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}
         self.typed_parts = QUESTION not in self._try([asked, answered])
         self.takes_system = SYSTEM in self._try([{"role": "system", "content": SYSTEM}, asked, answered])
         self.takes_tools = TOOL in self._try([asked, answered], [PROBE_TOOL])
-        called = {"role": "assistant", "content": "", "tool_calls": [PROBE_CALL]}
-        observed = {"role": "tool", "name": TOOL, "content": "plum"}
-        self.takes_calls = TOOL in self._try([asked, called, observed | {"name": ""}, answered])
+        self._probe_calls(asked, answered)
         self.last = self._end(self._try([asked, answered]))
         if self.last:
             self.stop_ids = self.stop_ids | {self.special[self._specials(self.last)[-1]]}
@@ -86,6 +88,21 @@ class ChatTemplate:
         if self.mid and opens_next and self.special[self.mid] not in self.stop_ids:
             self.mid = None
 
+    def _probe_calls(self, asked: Row, answered: Row) -> None:
+        called = {"role": "assistant", "content": "", "tool_calls": [PROBE_CALL]}
+        observed = {"role": "tool", "name": "", "content": NEXT}
+        for self.calls_as_text in (False, True):
+            text = self._try([asked, called, observed, answered])
+            self.takes_calls = TOOL in text
+            self.takes_results = NEXT in (text or self._try([asked, observed, answered]))
+            if self.takes_calls:
+                return
+        self.calls_as_text = False
+
+    def has_special(self, content: str) -> bool:
+        """Whether a text has a token in it that means something to the model."""
+        return self._pattern.search(content) is not None
+
     def render(self, messages: list[Row], tools: list[Row] | None = None, prompt: bool = False) -> str:
         """The chat as text; with `prompt`, up to where the model answers.
 
@@ -93,6 +110,9 @@ class ChatTemplate:
             jinja2.TemplateError: the template refuses the chat.
         """
         turns = [{key: value for key, value in message.items() if key != "learned"} for message in messages]
+        if self.calls_as_text:
+            turns = [turn | {"tool_calls": list(map(_as_text, turn["tool_calls"]))} if "tool_calls" in turn else turn
+                     for turn in turns]  # fmt: skip
         if self.typed_parts:
             turns = [turn | {"content": [{"type": "text", "text": turn["content"]}]} for turn in turns]
         described: Any = tools
@@ -126,7 +146,12 @@ class ChatTemplate:
 
     def _specials(self, text: str) -> list[str]:
         """The special tokens in a text, in order."""
-        return re.findall("|".join(map(re.escape, sorted(self.special, key=len, reverse=True))), text)
+        return self._pattern.findall(text)
+
+
+def _as_text(call: Row) -> Row:
+    function = call["function"]
+    return call | {"function": function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
 def choose(tokenizer: PreTrainedTokenizerBase, model_type: str, stop_ids: Collection[int]) -> tuple[ChatTemplate, str]:

@@ -8,13 +8,14 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 from train.account import Account
-from train.chat import NotRendered, Span, lay_out
+from train.chat import NotRendered, lay_out
 from train.console import Refusal
 from train.sources import Place
+from train.spans import Span
 from train.templates import ChatTemplate
 from train.turns import Row, UnusableRow
 
@@ -32,7 +33,7 @@ class Piece:
     whole: bool = False  # the text is what it is: the tokenizer adds its special tokens, as it does for a prompt
 
 
-def lay_out_row(row: Row, template: ChatTemplate, changes: Counter[str]) -> Piece:
+def lay_out_row(row: Row, template: ChatTemplate, changes: Counter[str], completion_only: bool = True) -> Piece:
     """A shaped row as text.
 
     Raises:
@@ -40,9 +41,9 @@ def lay_out_row(row: Row, template: ChatTemplate, changes: Counter[str]) -> Piec
         NotRendered: the chat template leaves tools out.
     """
     if "messages" in row:
-        text, spans = lay_out(template, row, changes)
+        text, spans = lay_out(template, row, changes, completion_only)
         # What a template prints after the last answer teaches nothing.
-        return Piece(text[: spans[-1][1]], spans)
+        return Piece(text[: spans[-1][1]] if completion_only else text.rstrip(), spans)
     if "prompt" in row:
         text = row["prompt"] + row["completion"]
         return Piece(text, [(len(row["prompt"]), len(text))], row["prompt"], whole=True)
@@ -61,16 +62,18 @@ def encode(pieces: list[Piece], template: ChatTemplate, completion_only: bool) -
             for at, ids, offsets in zip(chosen, batch["input_ids"], batch["offset_mapping"], strict=True):
                 encoded[at] = ids, offsets
     for piece, (ids, offsets) in zip(pieces, encoded, strict=True):
-        ends = [end for _, end in offsets]
+        ends = list(accumulate((end for _, end in offsets), max))  # a token that the tokenizer adds has the offset 0
         labels = [IGNORED] * len(ids)
         for start, end in piece.spans:
             # From the first token that reaches into the span to the last that begins in it.
             first, last = bisect_right(ends, start), bisect_right(ends, end)
             if piece.prompt is not None and first < len(ids) and offsets[first][0] < start:
-                # A token spans the border: the model must learn from the prompt's own tokens, which it will be given.
-                prompt = tokenizer(piece.prompt)["input_ids"]
-                ids = prompt + tokenizer(piece.text[start:], add_special_tokens=False)["input_ids"]
-                labels, first, last = [IGNORED] * len(ids), len(prompt), len(ids)
+                parted = _parted(piece.prompt, piece.text[start:], template)
+                if tokenizer.decode([*parted[0], *parted[1]], skip_special_tokens=True) == tokenizer.decode(
+                    ids, skip_special_tokens=True
+                ):
+                    ids, first = [*parted[0], *parted[1]], len(parted[0])
+                    labels, last = [IGNORED] * len(ids), len(ids)
             labels[first:last] = ids[first:last]
         if piece.whole and not piece.spans[0][0]:
             labels = list(ids)  # plain text is learned with the special tokens around it
@@ -81,6 +84,19 @@ def encode(pieces: list[Piece], template: ChatTemplate, completion_only: bool) -
         while len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
             ids, labels = ids[1:], labels[1:]
         yield ids, labels
+
+
+def _parted(prompt: str, completion: str, template: ChatTemplate) -> tuple[list[int], list[int]]:
+    """The tokens of a prompt as generation will be given it, and those of its completion.
+
+    Where a token would span the border, the model must learn from the prompt's own tokens. Some tokenizers end all that
+    they encode, or put a blank before it: the former is taken off here, the latter makes the caller keep the text whole.
+    """
+    tokenizer = template.tokenizer
+    ids = list(tokenizer(prompt)["input_ids"])
+    while ids and ids[-1] == tokenizer.eos_token_id and not prompt.endswith(str(tokenizer.eos_token)):
+        ids.pop()
+    return ids, list(tokenizer(completion, add_special_tokens=False)["input_ids"])
 
 
 def tokenise(
@@ -103,7 +119,7 @@ def tokenise(
         for place, row in batch:
             try:
                 changes: Counter[str] = Counter()
-                laid_out.append((place, lay_out_row(row, template, changes)))
+                laid_out.append((place, lay_out_row(row, template, changes, completion_only)))
                 account.change(changes, place)
             except UnusableRow as error:
                 account.drop(str(error), place)
@@ -118,7 +134,7 @@ def tokenise(
                 account.leave_out(f"longer than MAX_LENGTH={max_length}", place)
             elif not supervised:
                 account.drop(f"the answer begins after MAX_LENGTH={max_length} tokens", place)
-                begins = next(at for at, label in enumerate(labels) if label != IGNORED)
+                begins = next((at for at, label in enumerate(labels) if label != IGNORED), len(labels))
                 account.latest_answer = max(account.latest_answer, begins)
             else:
                 account.use(len(ids), len(kept), supervised)

@@ -1,6 +1,7 @@
 """Chat turns of every common spelling to the roles and keys that chat templates know."""
 
 import json
+import math
 from collections import Counter
 from typing import Any
 
@@ -18,7 +19,8 @@ ROLES = {
 }
 CALLS = ("function_call", "tool_call")  # roles whose content is the call itself
 # Keys of a turn that templates read as they are.
-KEPT = ("name", "tool_call_id", "reasoning_content", "thinking")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+KEPT = ("name", "tool_call_id", *THOUGHTS)
 WEIGHTS = ("weight", "loss_weight", "train")  # a turn with 0 or false is read and not learned
 
 
@@ -32,7 +34,7 @@ def as_text(value: Any, reason: str, changes: Counter[str]) -> str:
     Raises:
         UnusableRow: the cell is missing or blank (`reason`), nested, a date, or no valid Unicode.
     """
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if is_missing(value):
         raise UnusableRow(reason)
     if isinstance(value, bool | int | float):
         changes["a number or truth value is taken as text, as JSON writes it"] += 1
@@ -44,6 +46,13 @@ def as_text(value: Any, reason: str, changes: Counter[str]) -> str:
     except UnicodeEncodeError as error:
         raise UnusableRow("text with half a Unicode character (a lone surrogate)") from error
     return value
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a cell holds nothing: null, a blank text, an empty list, or the NaN that pandas writes for it."""
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    return value is None or value == [] or (isinstance(value, str) and not value.strip())
 
 
 def normalise(turns: Any, changes: Counter[str]) -> list[Row]:
@@ -87,7 +96,7 @@ def _turn(turn: Any, changes: Counter[str]) -> Row | None:
         if called := turn.get("tool_calls") or turn.get("function_call"):
             message["tool_calls"] = _calls(called)
         content = _joined(content)
-        blank = content is None or (isinstance(content, str) and not content.strip())
+        blank = is_missing(content)
         if blank and role == "system":
             return None
         if not blank or (role != "tool" and "tool_calls" not in message):
