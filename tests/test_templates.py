@@ -199,7 +199,8 @@ def test_what_a_template_leaves_out_of_an_answer_is_the_reason_to_drop_it(name, 
 @pytest.mark.parametrize("name", ["gemma4", "gemma4_v5", "gptoss", "qwen3", "qwen2_5", "lfm2_2_5", "glm4moe"])
 def test_a_tools_answer_is_never_learned(name):
     template = template_of(tokenizer_for(name))
-    for beside in ({"content": "Let me look."}, {"thinking": "Look it up."}, {"reasoning_content": "Look it up."}):
+    said, thought = {"content": "Let me look."}, {"reasoning_content": "Look it up."}
+    for beside in (said, thought, said | thought, {"thinking": "Look it up."}):
         row = [CALLED[0], CALLED[1] | beside, CALLED[2] | {"content": "sunny"}, CALLED[3]]
         try:
             stretches, _ = learned(template, row)
@@ -235,7 +236,8 @@ def test_a_tool_turn_that_is_not_printed_is_named_though_its_text_stands_elsewhe
 def test_control_tokens_in_a_turn_are_counted_and_an_end_token_is_not_doubled():
     changes = Counter()
     template = template_of(build_tokenizer())
-    stretches, _ = learned(template, turns("Hi", "Ho<|end|>", "x<|start|>", "y"), changes=changes)
+    stretches, text = learned(template, turns("Hi", "Ho<|end|>", "x<|start|>", "y"), changes=changes)
+    assert "<|end|><|end|>" not in text
     assert stretches == ["Ho<|end|>", "y<|end|>"]
     assert changes == {
         "an answer's text ends in the end token, of which one is left": 1,
