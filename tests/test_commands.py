@@ -48,10 +48,13 @@ def test_check_tells_all_that_is_unfit(run, no_gpu, tmp_path):
         assert said in result.out
 
 
-def test_without_a_gpu_train_says_so_unless_the_cpu_is_allowed(run, no_gpu, tiny_model, rows):
+@pytest.mark.parametrize("found", [[], ["/dev/nvidia0"]])
+def test_without_a_gpu_train_says_so_unless_the_cpu_is_allowed(run, no_gpu, monkeypatch, tiny_model, rows, found):
+    monkeypatch.setattr(gpu, "devices", lambda: found)
     result = run("train", MODEL_ID=tiny_model, DATASET=rows)
     assert result.status == 3
     assert "--gpus all" in result.err and "ALLOW_CPU=true" in result.err
+    assert ("NVIDIA Container Toolkit" in result.err) is bool(found)
 
 
 def test_generate_answers_each_prompt_and_compares_with_the_base(train, run, tmp_path):

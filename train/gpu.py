@@ -22,14 +22,20 @@ def driver_is_there() -> bool:
     return True
 
 
+def devices() -> list[str]:
+    """The device files of NVIDIA GPUs."""
+    return sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
+
+
 def refuse_none(config: Config) -> None:
     """Refuse at once where there is no driver and the CPU is not allowed."""
     if config.allow_cpu or driver_is_there():
         return
-    if devices := sorted(Path("/dev").glob("nvidia[0-9]*")):
+    if found := devices():
         raise Refusal(
-            f"{devices[0]} is there, but the driver's library libcuda.so.1 is not",
-            "install the NVIDIA Container Toolkit on the host and start with --gpus all, not with --device",
+            f"{found[0]} is there, but the driver's library libcuda.so.1 is not",
+            "install the NVIDIA Container Toolkit on the host and start with --gpus all, not with --device; to train on "
+            "the CPU all the same, set ALLOW_CPU=true",
             Exit.MACHINE,
         )
     raise NO_GPU
