@@ -273,6 +273,7 @@ def test_version_names_the_packages_that_decide_the_result(run):
         ({"EVAL_DATASET": "a,b,c", "EVAL_DATASET_CONFIG": "x,y"}, "EVAL_DATASET_CONFIG has 2 values for 3"),
         ({"DATASET_WEIGHTS": "0"}, "each above 0"),
         ({"DATASET_WEIGHTS": "3", "EVAL_FRACTION": "0.5"}, "EVAL_FRACTION would hold out copies"),
+        ({"DATASET": ","}, "DATASET is"),
         ({"STREAMING": "true"}, "STREAMING needs MAX_ROWS"),
         ({"PROMPT_TEMPLATE": "{a}", "PROMPT_COLUMN": "a"}, "PROMPT_TEMPLATE and PROMPT_COLUMN"),
         ({"MAX_DROPPED_FRACTION": "1.5"}, "at most 1"),

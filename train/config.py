@@ -44,6 +44,7 @@ class Config(BaseSettings):
         "Data",
         [DEFAULT_DATASET],
         "Rows to train on: a Hub name, or a local JSON, JSONL, CSV or Parquet file or folder. Several, with commas.",
+        min_length=1,
     )
     dataset_config: Names = setting("Data", [], "Configuration of a dataset that has several. One, or one each.")
     dataset_revision: Names = setting("Data", [], "Branch, tag or commit of the dataset. One, or one each.")
