@@ -61,23 +61,11 @@ def shaped(some: list[Source], config: Config, account: Account, peek: bool = Fa
     shape = Shaper(config, account.shapes, account.unused)
     seen: set[bytes] = set()
     for source in some:
-        most = min(config.max_rows or sys.maxsize, PEEK if peek and config.streaming else sys.maxsize)
         given = 0
-        for number, (place, raw) in enumerate(islice(sources.read(source, config.streaming), most)):
-            account.read += 1
-            try:
-                row = shape(raw)
-            except UnusableRow as error:
-                if number == 0 and isinstance(error, UnknownShape):
-                    raise unknown_shape(str(error), place, _as_text(raw), SHAPES) from error
-                account.drop(str(error), place, "" if account.first_dropped else _as_text(raw))
+        for place, row in _usable(source, shape, config, account, peek):
+            if config.deduplicate and not _is_new(row, seen):
+                account.leave_out("equal to an earlier row", place)
                 continue
-            if config.deduplicate:
-                digest = blake2b(_as_text(row).encode(), digest_size=16).digest()
-                if digest in seen:
-                    account.leave_out("equal to an earlier row", place)
-                    continue
-                seen.add(digest)
             account.change(shape.changes, place)
             # Copies spread evenly: after n rows of weight w, ⌊n × w⌋ are handed on.
             given += 1
@@ -86,6 +74,26 @@ def shaped(some: list[Source], config: Config, account: Account, peek: bool = Fa
                 account.leave_out(f"DATASET_WEIGHTS={source.weight:g}", place)
             for _ in range(copies):
                 yield place, row
+
+
+def _usable(source: Source, shape: Shaper, config: Config, account: Account, peek: bool) -> Iterator[tuple[Place, Row]]:
+    most = min(config.max_rows or sys.maxsize, PEEK if peek and config.streaming else sys.maxsize)
+    for number, (place, raw) in enumerate(islice(sources.read(source, config.streaming), most)):
+        account.read += 1
+        try:
+            yield place, shape(raw)
+        except UnusableRow as error:
+            if number == 0 and isinstance(error, UnknownShape):
+                raise unknown_shape(str(error), place, _as_text(raw), SHAPES) from error
+            account.drop(str(error), place, "" if account.first_dropped else _as_text(raw))
+
+
+def _is_new(row: Row, seen: set[bytes]) -> bool:
+    digest = blake2b(_as_text(row).encode(), digest_size=16).digest()
+    if digest in seen:
+        return False
+    seen.add(digest)
+    return True
 
 
 def survey(config: Config) -> dict[str, Account]:
