@@ -245,6 +245,19 @@ def test_control_tokens_in_a_turn_are_counted_and_an_end_token_is_not_doubled():
     }
 
 
+def test_tokens_that_are_plain_text_are_no_control_tokens():
+    """Some tokenizers add runs of blanks, and thoughts' marks, to the vocabulary as ordinary words."""
+    tokenizer = build_tokenizer(
+        "{% for m in messages %}{{ '<|start|>' + m['role'] + '\n\n' + m['content'] }}{% endfor %}"
+    )
+    tokenizer.add_tokens(["\n\n", "<think>"])
+    template = template_of(tokenizer)
+    assert (template.last, template.mid) == (None, None)
+    changes = Counter()
+    learned(template, turns("Hi", "<think>Ho", "a\n\nb", "c"), changes=changes)
+    assert not changes
+
+
 def test_a_long_chat_is_rendered_a_few_times_a_turn_at_most():
     template = template_of(tokenizer_for("qwen3_5_think"))
     long = [turn | ({"content": turn["content"] or "x" * 2000}) for _ in range(10) for turn in CALLED]

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
@@ -71,9 +71,12 @@ class ChatTemplate:
 
     def __post_init__(self) -> None:
         added = {token.content: number for number, token in self.tokenizer.added_tokens_decoder.items()}
-        named = zip(self.tokenizer.all_special_tokens, self.tokenizer.all_special_ids, strict=True)
-        self.special = {token: number for token, number in (added | dict(named)).items() if token}
-        self._pattern = re.compile("|".join(map(re.escape, sorted(self.special, key=len, reverse=True))))
+        named = dict(zip(self.tokenizer.all_special_tokens, self.tokenizer.all_special_ids, strict=True))
+        # Some tokenizers add runs of blanks as tokens; those end nothing.
+        self.special = {token: number for token, number in (added | named).items() if token.strip()}
+        self._pattern = _any_of(self.special)
+        control = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        self._control = _any_of(control | named.keys())
         asked, answered = {"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}
         self.typed_parts = QUESTION not in self._try([asked, answered])
         self.takes_system = SYSTEM in self._try([{"role": "system", "content": SYSTEM}, asked, answered])
@@ -100,8 +103,8 @@ class ChatTemplate:
         self.calls_as_text = False
 
     def has_special(self, content: str) -> bool:
-        """Whether a text has a token in it that means something to the model."""
-        return self._pattern.search(content) is not None
+        """Whether a text has a control token in it, such as one that ends a turn."""
+        return self._control.search(content) is not None
 
     def render(self, messages: list[Row], tools: list[Row] | None = None, prompt: bool = False) -> str:
         """The chat as text; with `prompt`, up to where the model answers.
@@ -147,6 +150,11 @@ class ChatTemplate:
     def _specials(self, text: str) -> list[str]:
         """The special tokens in a text, in order."""
         return self._pattern.findall(text)
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile("|".join(re.escape(token) for token in longest_first if token))
 
 
 def _as_text(call: Row) -> Row:
