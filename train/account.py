@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from train.config import Config
-from train.console import Refusal, excerpt, say, warn
+from train.console import Refusal, excerpt, say, shortened, warn
 from train.sources import Place
 
 PERCENTILES = (50, 90, 95, 99, 100)
@@ -159,7 +159,7 @@ class Account:
                 f"{self.name} rows over MAX_LENGTH={max_length}: {self.cut:,} of {self.used:,} lose their end, "
                 f"{share:.1%} of all tokens; longest {max(self.lengths):,} tokens (LONG_ROWS=drop leaves them out)"
             )
-        say(f"one {self.name} row, learned between ⟦ and ⟧:\n{excerpt_of_sample(self.sample)}")
+        say(f"one {self.name} row, learned between ⟦ and ⟧:\n{shortened(self.sample, SAMPLE_CHARACTERS)}")
 
 
 def _listed(places: list[Place]) -> str:
@@ -168,11 +168,6 @@ def _listed(places: list[Place]) -> str:
     return ", ".join(
         f"row{'s' * (len(rows) > 1)} {', '.join(rows)} of {Path(file).name}" for file, rows in files.items()
     )
-
-
-def excerpt_of_sample(text: str) -> str:
-    """A row as far as a screen holds it."""
-    return text if len(text) <= SAMPLE_CHARACTERS else text[:SAMPLE_CHARACTERS] + "…"
 
 
 def unknown_shape(problem: str, place: Place, row: str, shapes: str) -> Refusal:

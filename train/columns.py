@@ -60,15 +60,15 @@ def columns_of(names: tuple[str, ...], prompt: str | None, completion: str | Non
             raise UnknownShape(f'no column "{wanted}", which {setting} names; {listed}')
     prompt, completion = (by_name[_plain(name)] if name else None for name in (prompt, completion))
 
-    def first(known: Iterable[str], but: str | None = None) -> str | None:
-        return next((by_name[name] for name in known if name in by_name and by_name[name] != but), None)
+    def first(known: Iterable[str], *but: str | None) -> str | None:
+        return next((by_name[name] for name in known if name in by_name and by_name[name] not in but), None)
 
     mapped = prompt or completion or template
     if not mapped and (why := _misleading(by_name)):
         raise UnknownShape(f"{why}; {listed}")
     found = None
-    answer = completion or first(ANSWERS, but=prompt)
-    question = prompt or (None if template else first(QUESTIONS, but=answer))
+    answer = completion or first(ANSWERS, prompt)
+    question = prompt or (None if template else first(QUESTIONS, answer))
     if not mapped and (chat := first(CHATS)):
         found = Columns(chat=chat, system=first(SYSTEMS), tools=first(TOOLS))
     elif not mapped and "prompt" in by_name and "completion" in by_name:
@@ -77,9 +77,7 @@ def columns_of(names: tuple[str, ...], prompt: str | None, completion: str | Non
         found = Columns(
             question=question,
             answer=answer,
-            context=None
-            if template
-            else next((c for n in CONTEXTS if (c := by_name.get(n)) not in (None, question, answer)), None),
+            context=None if template else first(CONTEXTS, question, answer),
             system=first(SYSTEMS),
             history=first(("history",)),
             tools=first(TOOLS),

@@ -58,8 +58,12 @@ def masked(text: str) -> str:
 
 def excerpt(text: str, longest: int = 80) -> str:
     """The start of a piece of data, on one line."""
-    line = " ".join(text[: longest + 1].split("\n"))
-    return line if len(line) <= longest else line[:longest] + "…"
+    return shortened(" ".join(text[: longest + 1].split("\n")), longest)
+
+
+def shortened(text: str, longest: int) -> str:
+    """The text, or its start where it is longer."""
+    return text if len(text) <= longest else text[:longest] + "…"
 
 
 def say(text: str) -> None:

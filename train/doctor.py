@@ -97,8 +97,7 @@ def tokens(config: Config) -> str:
     """What would be learned: rows, lengths, drops and cuts; no weights are loaded."""
     surveyed = rows.survey(config)
     tokenizer = model.load_tokenizer(config)
-    generation = model.generation_config(config, tokenizer)
-    template, why = templates.choose(tokenizer, model.load_model_config(config).model_type, generation.eos_token_id)
+    template, _, why = templates.of_model(config, tokenizer, model.load_model_config(config))
     accounts = rows.account_for(config, template, surveyed)
     learned = (f"{done.supervised:,} tokens learned of {done.used:,} {name} rows" for name, done in accounts.items())
     return f"{'; '.join(learned)}; {why}"

@@ -61,8 +61,7 @@ def _as_trained(config: Config, settings: dict[str, Any]) -> Config:
 
 def _rows(config: Config, adapter: Path) -> list[dict[str, Any]]:
     tokenizer = model.load_tokenizer(config, str(adapter))  # it carries the template of the training
-    stops = model.generation_config(config, tokenizer).eos_token_id
-    template, _ = templates.choose(tokenizer, model.load_model_config(config).model_type, stops)
+    template, _, _ = templates.of_model(config, tokenizer, model.load_model_config(config))
     account = Account("compared")
     usable = rows.shaped(rows.named(config)["train"], config, account)
     tokenised = tokens.tokenise(usable, template, config.max_length, config.completion_only_loss, False, account)

@@ -49,10 +49,8 @@ def train(config: Config) -> None:
     say(f"base: {skeleton.weight(config, bare, dtype)}")
     layers = targets.check_targets(config, bare)
     tokenizer = model.load_tokenizer(config)
-    generation = model.generation_config(config, tokenizer)
-    template, why = templates.choose(tokenizer, architecture.model_type, generation.eos_token_id)
+    template, generation, why = templates.of_model(config, tokenizer, architecture)
     say(why)
-    generation.eos_token_id = sorted(template.stop_ids)
     train_rows, eval_rows = rows.load(config, template, surveyed)
 
     # 3. The base in 4 bits, frozen; LoRA matrices beside its linear layers, trained.
@@ -80,8 +78,8 @@ def train(config: Config) -> None:
     trainer = SFTTrainer(
         model=base,
         args=arguments.trainer_arguments(config, checkpoints, dtype, per_device, accumulation),
-        train_dataset=train_rows.rows.select_columns(["input_ids", "labels"]),
-        eval_dataset=eval_rows.rows.select_columns(["input_ids", "labels"]) if eval_rows else None,
+        train_dataset=train_rows.rows,
+        eval_dataset=eval_rows.rows if eval_rows else None,
         processing_class=tokenizer,
         peft_config=adapter.lora(config, layers),
     )

@@ -22,7 +22,7 @@ from train.console import Refusal, progress, say
 from train.data import Shaper
 from train.sources import Place, Source
 from train.templates import ChatTemplate
-from train.tokens import IGNORED, tokenise
+from train.tokens import tokenise
 from train.turns import Row, UnusableRow
 
 # Of a stream over the network, this many rows are looked at before anything else is downloaded.
@@ -32,8 +32,10 @@ FEATURES = datasets.Features(
         "input_ids": datasets.List(datasets.Value("int32")),
         "labels": datasets.List(datasets.Value("int32")),
         "length": datasets.Value("int64"),
+        "supervised": datasets.Value("int64"),
     }
 )
+LEARNED = ["input_ids", "labels"]  # the columns that the trainer gets
 
 
 class Rows(NamedTuple):
@@ -149,7 +151,8 @@ def load(config: Config, template: ChatTemplate, surveyed: dict[str, Account]) -
         loaded = _split(loaded["train"], config)
     for done in loaded.values():
         done.account.report(config.max_length)
-    return loaded["train"], loaded.get("eval")
+    ready = {name: done._replace(rows=done.rows.select_columns(LEARNED)) for name, done in loaded.items()}
+    return ready["train"], ready.get("eval")
 
 
 def _tokenised(
@@ -187,7 +190,7 @@ def _split(whole: Rows, config: Config) -> dict[str, Rows]:
     random.Random(config.seed).shuffle(order)
     halves = {"train": order[held_out:], "eval": order[:held_out]}
     parts = {name: whole.rows.select(some, keep_in_memory=True) for name, some in halves.items()}
-    return {name: Rows(part, whole.account.of(name, map(_counted, part))) for name, part in parts.items()}
+    return {name: Rows(part, whole.account.of(name, _counted(part, config))) for name, part in parts.items()}
 
 
 def _held_out(count: int, config: Config) -> int:
@@ -202,9 +205,9 @@ def _held_out(count: int, config: Config) -> int:
     return held_out
 
 
-def _counted(row: Row) -> tuple[int, int, int]:
-    labels = row["labels"]
-    return row["length"], len(labels), len(labels) - labels.count(IGNORED)
+def _counted(part: datasets.Dataset, config: Config) -> Iterator[tuple[int, int, int]]:
+    for length, supervised in zip(part["length"], part["supervised"], strict=True):
+        yield length, min(length, config.max_length), supervised
 
 
 def _finish(account: Account, some: list[Source], config: Config) -> None:

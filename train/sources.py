@@ -2,8 +2,8 @@
 
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
@@ -54,30 +54,21 @@ class Source:
 def to_train(config: Config) -> list[Source]:
     """The datasets of DATASET."""
     weights = config.dataset_weights or [1.0] * len(config.dataset)
-    named = zip(
-        config.dataset,
-        config.each(config.dataset_split, "dataset"),
-        config.each(config.dataset_config, "dataset"),
-        config.each(config.dataset_revision, "dataset"),
-        weights,
-        strict=True,
-    )
     return [
-        Source(name, "DATASET", split or config.default_split, subset, revision, weight)
-        for name, split, subset, revision, weight in named
+        replace(source, split=source.split or config.default_split, weight=weight)
+        for source, weight in zip(_named(config, "dataset"), weights, strict=True)
     ]
 
 
 def to_evaluate(config: Config) -> list[Source]:
     """The datasets of EVAL_DATASET."""
-    named = zip(
-        config.eval_dataset,
-        config.each(config.eval_dataset_split, "eval_dataset"),
-        config.each(config.eval_dataset_config, "eval_dataset"),
-        config.each(config.eval_dataset_revision, "eval_dataset"),
-        strict=True,
-    )
-    return [Source(name, "EVAL_DATASET", split, subset, revision) for name, split, subset, revision in named]
+    return list(_named(config, "eval_dataset"))
+
+
+def _named(config: Config, of: str) -> Iterator[Source]:
+    each = (config.each(getattr(config, f"{of}_{part}"), of) for part in ("split", "config", "revision"))
+    for name, split, subset, revision in zip(getattr(config, of), *each, strict=True):
+        yield Source(name, of.upper(), split, subset, revision)
 
 
 def fingerprint(names: Iterable[str]) -> str | None:
@@ -172,7 +163,7 @@ def _files_of(folder: Path, source: Source) -> dict[str, list[Path]]:
 
 def _sliced(splits: dict[str, list[Path]], source: Source) -> Iterator[tuple[Place, Any]]:
     """The rows of `source.split`, which may be a slice such as train[:1000] or a sum of several."""
-    wanted = source.split or next((name for name in ("validation", "test", "train") if name in splits), "train")
+    wanted = source.split or _default(splits, "train")
     instruction = datasets.ReadInstruction.from_spec(wanted)
     lengths = dict.fromkeys(splits, sys.maxsize)
     if "%" in wanted or "-" in wanted:
@@ -183,6 +174,11 @@ def _sliced(splits: dict[str, list[Path]], source: Source) -> Iterator[tuple[Pla
         yield from islice(rows, part.from_ or 0, part.to)
 
 
+def _default(splits: Container[str], otherwise: str) -> str:
+    """The split to evaluate on where none is given."""
+    return next((name for name in ("validation", "test", "train") if name in splits), otherwise)
+
+
 def _placed(file: Path) -> Iterator[tuple[Place, Any]]:
     for number, (line, row) in enumerate(files.read(file), start=1):
         yield Place(str(file), number, line), row
@@ -191,7 +187,7 @@ def _placed(file: Path) -> Iterator[tuple[Place, Any]]:
 def _one_split(saved: Any, source: Source) -> datasets.Dataset:
     """The split of what `save_to_disk` wrote; one saved without splits is called train."""
     splits = saved if isinstance(saved, dict) else {"train": saved}
-    wanted = source.split or next((name for name in ("validation", "test", "train") if name in splits), "train")
+    wanted = source.split or _default(splits, "train")
     (part, *more) = datasets.ReadInstruction.from_spec(wanted).to_absolute({n: len(s) for n, s in splits.items()})
     if more:
         raise Refusal(f"{source.name} was saved by datasets: one split of it at a time", f"set {source.setting}_SPLIT")
@@ -203,7 +199,7 @@ def _from_hub(source: Source, streaming: bool) -> Any:
     split = source.split
     if split is None:
         found = datasets.get_dataset_split_names(source.name, source.config, revision=source.revision)
-        split = next((s for s in ("validation", "test", "train") if s in found), found[0])
+        split = _default(found, found[0])
     if streaming:  # a stream knows no slices
         split, _, part = split.partition("[")
         if part:

@@ -127,7 +127,7 @@ def _must_say(message: Row, said: str, changes: Counter[str]) -> None:
 
 def _holds(text: str, said: str) -> bool:
     """Whether a text has in it what was said, as it is or as JSON writes it."""
-    return any(form in text for form in (said, json.dumps(said)[1:-1], json.dumps(said, ensure_ascii=False)[1:-1]))
+    return said in text or any(json.dumps(said, ensure_ascii=ascii)[1:-1] in text for ascii in (True, False))
 
 
 def _behind_blanks(text: str, at: int) -> int:

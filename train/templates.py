@@ -8,10 +8,12 @@ from datetime import date
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import _compile_jinja_template
 from trl import chat_template_utils as trl_templates
 
+from train import model
+from train.config import Config
 from train.turns import Row
 
 # ChatML without a token of its own: a turn ends with the end-of-sequence token, which every base model knows. Markers
@@ -160,6 +162,16 @@ def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
 def _as_text(call: Row) -> Row:
     function = call["function"]
     return call | {"function": function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+
+
+def of_model(
+    config: Config, tokenizer: PreTrainedTokenizerBase, architecture: PretrainedConfig
+) -> tuple[ChatTemplate, GenerationConfig, str]:
+    """The chat template of the base, generation settings that stop where it ends an answer, and whence it comes."""
+    generation = model.generation_config(config, tokenizer)
+    template, why = choose(tokenizer, architecture.model_type, generation.eos_token_id)
+    generation.eos_token_id = sorted(template.stop_ids)
+    return template, generation, why
 
 
 def choose(tokenizer: PreTrainedTokenizerBase, model_type: str, stop_ids: Collection[int]) -> tuple[ChatTemplate, str]:

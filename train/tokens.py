@@ -108,7 +108,7 @@ def tokenise(
     account: Account,
 ) -> Iterator[dict[str, Any]]:
     """Every row that can be used as `input_ids` and `labels` (lists of int of equal length, MAX_LENGTH at most) and
-    `length`, its tokens before MAX_LENGTH cut it. The account counts these and the others.
+    `length`, its tokens before MAX_LENGTH cut it, and `supervised`, those that are learned. The account counts these and the others.
 
     Raises:
         Refusal: the chat template leaves out tools or tool calls that rows bring.
@@ -140,7 +140,7 @@ def tokenise(
                 account.use(len(ids), len(kept), supervised)
                 if not account.sample:
                     account.sample = marked(ids[:max_length], kept, template)
-                yield {"input_ids": ids[:max_length], "labels": kept, "length": len(ids)}
+                yield {"input_ids": ids[:max_length], "labels": kept, "length": len(ids), "supervised": supervised}
 
 
 def marked(ids: list[int], labels: list[int], template: ChatTemplate) -> str:

@@ -129,9 +129,7 @@ def _calls(called: Any) -> list[Row]:
     calls = calls if isinstance(calls, list) else [calls]
     found = []
     for call in calls:
-        function = call.get("function", call) if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise UnusableRow("a tool call without a name")
+        function = _function(call, "a tool call without a name")
         arguments = _from_json(function.get("arguments", function.get("parameters", {})))
         if not isinstance(arguments, dict):
             raise UnusableRow("a tool call whose arguments are no JSON object")
@@ -149,13 +147,15 @@ def tools(described: Any) -> list[Row]:
     listed = _from_json(described)
     if not isinstance(listed, list):
         raise UnusableRow("tools that are no list")
-    found = []
-    for tool in listed:
-        function = tool.get("function", tool) if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise UnusableRow("a tool without a name")
-        found.append({"type": "function", "function": function})
-    return found
+    return [{"type": "function", "function": _function(tool, "a tool without a name")} for tool in listed]
+
+
+def _function(item: Any, reason: str) -> Row:
+    """What a tool or a call is, with its wrapping or without."""
+    function = item.get("function", item) if isinstance(item, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise UnusableRow(reason)
+    return function
 
 
 def _from_json(value: Any) -> Any:

@@ -82,15 +82,19 @@ def test_68_what_lies_in_hf_home_is_used_offline(case, tmp_path):
     assert record_of(cached.folder / "out")["model_revision"] == commit
 
 
+def trained_as(case, how):
+    """The record of a run whose run.env docker has read, or we have."""
+    if how == "docker":
+        return case.trained(**case.settings_of("run.env"))[0]
+    result = case.run("train", "--env-file", case.env_file("run.env"), ALLOW_CPU="true")
+    assert result.status == 0, result.err
+    return record_of(case.folder / "out")
+
+
 @pytest.mark.parametrize("how", ["docker", "file"])
 def test_69_quotes_of_an_env_file_are_no_part_of_the_values(case, how):
     quoted = case(69)
-    if how == "docker":
-        record, _ = quoted.trained(**quoted.settings_of("run.env"))
-    else:
-        result = quoted.run("train", "--env-file", quoted.env_file("run.env"), ALLOW_CPU="true")
-        assert result.status == 0, result.err
-        record = record_of(quoted.folder / "out")
+    record = trained_as(quoted, how)
     given = record["settings"]
     assert (given["MODEL_ID"], given["DATASET"], given["LEARNING_RATE"]) == ("./model", ["./train.jsonl"], 2e-4)
     assert not given.get("PUSH_TO_HUB") and not given.get("HUB_MODEL_ID")
@@ -99,13 +103,7 @@ def test_69_quotes_of_an_env_file_are_no_part_of_the_values(case, how):
 
 @pytest.mark.parametrize("how", ["docker", "file"])
 def test_70_a_comment_behind_a_value_is_no_part_of_it(case, how):
-    commented = case(70)
-    if how == "docker":
-        record, _ = commented.trained(**commented.settings_of("run.env"))
-    else:
-        result = commented.run("train", "--env-file", commented.env_file("run.env"), ALLOW_CPU="true")
-        assert result.status == 0, result.err
-        record = record_of(commented.folder / "out")
+    record = trained_as(case(70), how)
     assert (record["settings"]["DATASET"], record["steps"]) == (["./train.jsonl"], 4)
     assert record["settings"]["LEARNING_RATE"] == 2e-4
 
